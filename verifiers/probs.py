@@ -1,0 +1,291 @@
+"""Probabilities: the only place for temperature, filters, softmax, residuals and draws.
+
+Everything is computed in fp32 (fp64 when the caller's logits are), never in place on a caller's
+tensor. All random decisions of a step go through two primitives, :func:`inverse_cdf` and
+:func:`coin`, which take their uniforms as data. That is what makes the forms of a verifier (lazy,
+batched, captured, meta) agree number for number, and what lets :mod:`verifiers.check` enumerate
+every outcome instead of sampling.
+
+Nothing here reads a device value on the host, except where a tensor lies in host memory anyway
+(:func:`on_host`) and the read saves passes over a row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+BLOCK = 256  # entries per block of inverse_cdf; about sqrt(V) for real vocabularies
+TINY = 1e-3  # how far the sum of a row may be from 1 before it is no distribution
+
+
+class Sampling(NamedTuple):
+    """How logits become a distribution. ``temperature`` and ``top_p`` stay on the device.
+
+    temperature: [] > 0, not read when ``greedy``; top_p: [] in (0, 1], None = off;
+    top_k: host int, 0 = off; greedy: T = 0, decided on the host, before any division.
+    """
+
+    temperature: Tensor
+    top_p: Tensor | None = None
+    top_k: int = 0
+    greedy: bool = False
+
+
+class Rows(NamedTuple):
+    """Distributions of ``b`` nodes after temperature and filters.
+
+    logits: [b, V] scaled, -inf where filtered (T = 0: raw). The support of a row is where these
+    are finite, not where ``probs > 0``: probabilities underflow.
+    probs: [b, V], rows sum to 1 (T = 0: one-hot of the argmax).
+    """
+
+    logits: Tensor
+    probs: Tensor
+
+    @property
+    def num_rows(self) -> int:
+        return self.logits.shape[0]
+
+    def select(self, index: Tensor | Sequence[int]) -> Rows:
+        """The rows ``index`` ([c] long or host ints), in that order."""
+        return Rows(_pick(self.logits, index), _pick(self.probs, index))
+
+
+class DeferredRows:
+    """Rows whose filters and softmax are computed when, and only where, they are asked for."""
+
+    def __init__(self, raw_logits: Tensor, sampling: Sampling):  # [b, V]
+        self._raw = raw_logits
+        self._sampling = sampling
+        self._all: Rows | None = None
+
+    def _rows(self) -> Rows:
+        if self._all is None:
+            self._all = make_rows(self._raw, self._sampling)
+        return self._all
+
+    @property
+    def num_rows(self) -> int:
+        return self._raw.shape[0]
+
+    @property
+    def logits(self) -> Tensor:  # [b, V]
+        return self._rows().logits
+
+    @property
+    def probs(self) -> Tensor:  # [b, V]
+        return self._rows().probs
+
+    def select(self, index: Tensor | Sequence[int]) -> Rows:
+        return make_rows(_pick(self._raw, index), self._sampling)
+
+
+RowsLike = Rows | DeferredRows
+
+
+def _pick(table: Tensor, index: Tensor | Sequence[int]) -> Tensor:
+    if isinstance(index, Tensor):
+        return table.index_select(0, index)
+    if len(index) == 1:  # a view: the lazy walk selects one row at a time
+        return table[index[0] : index[0] + 1]
+    return table[list(index)]
+
+
+def on_host(tensor: Tensor) -> bool:
+    """True where reading a value costs nothing, so that code may branch on it."""
+    return tensor.device.type == "cpu"
+
+
+# ---------------------------------------------------------------- from logits to rows
+
+
+def make_rows(logits: Tensor, sampling: Sampling) -> Rows:
+    """Temperature, then top-k, then top-p, as transformers orders them. logits [b, V] -> Rows [b].
+
+    A token survives top-k if fewer than k logits are larger, and top-p if the tokens strictly more
+    probable hold less than top_p. So ties at a threshold are all kept, where transformers keeps
+    those its sort happens to put first; without ties the result is the same.
+    """
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    if sampling.greedy:
+        probs = torch.zeros_like(logits).scatter(1, logits.argmax(-1, keepdim=True), 1.0)
+        return Rows(logits, probs)
+    scaled = logits / sampling.temperature.to(logits.dtype)
+    if 0 < sampling.top_k < logits.shape[-1]:
+        least = scaled.topk(sampling.top_k, dim=-1).values[:, -1:]  # [b, 1]
+        scaled = scaled.masked_fill(scaled < least, -math.inf)
+    probs = scaled.softmax(-1)
+    if sampling.top_p is None:
+        return Rows(scaled, probs)
+    if on_host(probs):
+        least = torch.cat([_nucleus_selected(row, float(sampling.top_p)) for row in probs[:, None]])
+    else:
+        least = _nucleus_sorted(probs, sampling.top_p)
+    scaled = scaled.masked_fill(probs < least, -math.inf)
+    return Rows(scaled, scaled.softmax(-1))
+
+
+def _nucleus_sorted(probs: Tensor, top_p: Tensor | float) -> Tensor:
+    """Smallest probability kept by top-p, [b, V] -> [b, 1], by sorting whole rows."""
+    ordered = probs.sort(dim=-1, descending=True).values
+    above = ordered.double().cumsum(-1) - ordered  # mass before each, ties counted one by one
+    kept = (above < top_p).sum(-1, keepdim=True).clamp(min=1)
+    return ordered.gather(-1, kept - 1)
+
+
+def _nucleus_selected(row: Tensor, top_p: float) -> Tensor:
+    """The same for one row [1, V] in host memory, sorting only a few candidates.
+
+    If the tokens with probability >= t hold at least top_p they contain the nucleus; so do those
+    above (1 - top_p) / V, because all others together hold less than 1 - top_p.
+    """
+    floor = (1.0 - top_p) / row.shape[-1]
+    candidates = row[row >= floor]
+    if candidates.numel() == 0:  # a NaN row: any threshold, the fault is found by the verifier
+        return row[:, :1]
+    threshold = float(candidates.max()) / 16
+    while threshold > floor:
+        fewer = candidates[candidates >= threshold]
+        if float(fewer.sum(dtype=torch.float64)) >= top_p:
+            candidates = fewer
+            break
+        threshold /= 16
+    return _nucleus_sorted(candidates[None], top_p)
+
+
+def faulty(probs: Tensor) -> Tensor:
+    """[b, V] -> [b] bool: not a distribution (NaN, negative, massless, or a sum that is off)."""
+    # A NaN makes both comparisons false, so this is written as "not valid".
+    return ~((probs.amin(-1) >= 0) & ((probs.sum(-1) - 1).abs() < TINY))
+
+
+# ---------------------------------------------------------------- small exact pieces
+
+
+def at(table: Tensor, tokens: Tensor) -> Tensor:
+    """table [b, V], tokens [b] -> [b], or tokens [b, k] -> [b, k]: entries at the tokens."""
+    if tokens.dim() == 1:
+        return table.gather(1, tokens[:, None])[:, 0]
+    return table.gather(1, tokens)
+
+
+def ratio(numerator: Tensor, denominator: Tensor, empty: float = 0.0) -> Tensor:
+    """min(1, numerator / denominator) elementwise; 0/0 is ``empty``, x/0 is 1. Both >= 0."""
+    quotient = (numerator / denominator).clamp(max=1.0)
+    return quotient.masked_fill((numerator == 0) & (denominator == 0), empty)
+
+
+def positive_part(table: Tensor) -> Tensor:
+    """x+ = max(x, 0), elementwise."""
+    return table.clamp(min=0)
+
+
+def without(logits: Tensor, tokens: Tensor, where: Tensor | None = None) -> Tensor:
+    """Softmax of ``logits`` [b, V] with ``tokens`` [b, j] masked (only those with ``where``).
+
+    Never computed by dividing probabilities by 1 - q: where q underflows that is another law.
+    A row with nothing left is NaN; its caller knows from the support that it must not use it.
+    """
+    return mask_tokens(logits, tokens, where).softmax(-1)
+
+
+def mask_tokens(logits: Tensor, tokens: Tensor, where: Tensor | None = None) -> Tensor:
+    """``logits`` [b, V] with ``tokens`` [b, j] at -inf (only those with ``where`` [b, j])."""
+    if where is None:
+        return logits.scatter(1, tokens, -math.inf)
+    # scatter_add of 0 or -inf: unlike a scatter of old values it has no order among duplicates
+    hidden = torch.zeros_like(tokens, dtype=logits.dtype).masked_fill(where, -math.inf)
+    return logits.scatter_add(1, tokens, hidden)
+
+
+def exclude(table: Tensor, tokens: Tensor, where: Tensor) -> Tensor:
+    """``table`` [b, V] >= 0 with 0 at ``tokens`` [b, j] (only those with ``where`` [b, j])."""
+    # amin with 0 or inf: order-free among duplicates, as above
+    cap = torch.full_like(tokens, math.inf, dtype=table.dtype).masked_fill(where, 0.0)
+    return table.scatter_reduce(1, tokens, cap, "amin", include_self=True)
+
+
+# ---------------------------------------------------------------- the two random primitives
+
+
+class Decider(Protocol):
+    """What stands in for the uniforms while :mod:`verifiers.check` enumerates."""
+
+    def choose(self, weights: Tensor, u: Tensor) -> Tensor: ...
+
+    def flip(self, u: Tensor, threshold: Tensor) -> Tensor: ...
+
+
+_decider: ContextVar[Decider | None] = ContextVar("decider", default=None)
+
+
+@contextmanager
+def deciding(decider: Decider) -> Iterator[None]:
+    """Within this context ``decider`` answers every :func:`inverse_cdf` and :func:`coin`."""
+    token = _decider.set(decider)
+    try:
+        yield
+    finally:
+        _decider.reset(token)
+
+
+def coin(u: Tensor, probability: Tensor) -> Tensor:
+    """True with the given probability: u < c, u uniform on [0, 1). Shapes broadcast -> bool.
+
+    c = 0 is never true, c >= 1 always.
+    """
+    decider = _decider.get()
+    if decider is not None:
+        return decider.flip(u, probability)
+    return u < probability
+
+
+def inverse_cdf(weights: Tensor, u: Tensor) -> Tensor:
+    """Draw tokens by inverting the cumulative sum (fp64) of unnormalised weights.
+
+    weights: [b, V] >= 0; u: [b] or [b, k] in [0, 1), one draw each -> long, the shape of u.
+    The token is the first whose cumulative weight exceeds u * total, and never one of weight 0.
+    Blocks are summed first and only the block hit is scanned, so a row is read about once.
+    """
+    decider = _decider.get()
+    if decider is not None:
+        return decider.choose(weights, u)
+    targets = u.double().reshape(weights.shape[0], -1)  # [b, k]
+    size = weights.shape[1]
+    whole = size // BLOCK
+    sums = weights[:, : whole * BLOCK].unflatten(1, (whole, BLOCK)).sum(-1, dtype=torch.float64)
+    if whole * BLOCK < size:
+        tail = weights[:, whole * BLOCK :].sum(-1, keepdim=True, dtype=torch.float64)
+        sums = torch.cat([sums, tail], 1)  # [b, blocks]
+    targets = targets * sums.sum(-1, keepdim=True)
+    block, before = _first_above(sums[:, None], targets)  # [b, k]
+    offsets = torch.arange(BLOCK, device=weights.device)
+    entries = block[..., None] * BLOCK + offsets  # [b, k, BLOCK]
+    inside = weights.gather(1, entries.clamp(max=size - 1).flatten(1)).view(entries.shape)
+    inside = inside.double() * (entries < size)
+    offset, _ = _first_above(inside, targets - before)
+    return (block * BLOCK + offset).view(u.shape)
+
+
+def _first_above(weights: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """weights [b, 1 or k, n], targets [b, k] -> the first index whose cumulative sum exceeds the
+    target, and the sum before it.
+
+    Indices of weight 0 never count: a device's parallel sum may grow by a rounding error there. If
+    rounding leaves the target above every sum, the last index with weight is meant.
+    """
+    sums = weights.cumsum(-1)
+    positive = weights > 0
+    hits = (sums > targets[..., None]) & positive  # [b, k, n]
+    places = torch.arange(weights.shape[-1], device=weights.device)
+    last = torch.where(positive, places, 0).amax(-1)
+    index = torch.where(hits.any(-1), hits.byte().argmax(-1), last)
+    before = (sums - weights).expand(hits.shape).gather(-1, index[..., None])[..., 0]
+    return index, before
