@@ -1,4 +1,4 @@
-"""Metadata of the distribution; tool settings are in pyproject.toml, exact pins in constraints.txt."""
+"""Metadata of the distribution. Tool settings are in pyproject.toml, pins in constraints.txt."""
 
 import runpy
 from pathlib import Path
