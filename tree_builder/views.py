@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -142,7 +142,11 @@ def _from_mask(mask: Tensor) -> list[int]:
     return (torch.where(strict != 0, ids, 0).amax(dim=1) - 1).tolist() if size else []
 
 
-_READERS = {"Successors": _from_successors, "branches": _from_branches, "mask": _from_mask}
+_READERS: dict[str, Callable[[Any], list[int]]] = {
+    "Successors": _from_successors,
+    "branches": _from_branches,
+    "mask": _from_mask,
+}
 
 
 def _expected(tree: TreeTopology) -> dict[str, Any]:

@@ -10,16 +10,6 @@ from tree_builder import TreeTopology
 UNEVEN = (-1, 0, 0, 1, 1, 2, 3, 6)
 
 
-@st.composite
-def topologies(draw, max_size=24):
-    """Random breadth-first trees: sorted random parents."""
-    size = draw(st.integers(1, max_size))
-    parents = [-1]
-    for node in range(1, size):
-        parents.append(draw(st.integers(max(parents[-1], 0), node - 1)))
-    return TreeTopology(tuple(parents))
-
-
 def test_uneven_example_of_the_formats():
     tree = TreeTopology(UNEVEN)
     assert tree.size == 8
@@ -92,7 +82,7 @@ def test_from_parents_renumbers_and_keeps_sibling_order():
     assert TreeTopology.from_parents([3, 0, 4, -1, 3]).parents == (-1, 0, 0, 1, 2)
 
 
-@given(topologies(), st.randoms(use_true_random=False))
+@given(st.from_type(TreeTopology), st.randoms(use_true_random=False))
 def test_renumbering_undoes_any_shuffle_that_keeps_siblings_in_order(tree, random):
     names = sorted(range(tree.size), key=lambda node: (random.random(), node))
     for children in tree.children:  # give siblings ascending new names
@@ -104,7 +94,7 @@ def test_renumbering_undoes_any_shuffle_that_keeps_siblings_in_order(tree, rando
     assert TreeTopology.from_parents(parents) == tree
 
 
-@given(topologies())
+@given(st.from_type(TreeTopology))
 def test_views_agree(tree):
     assert [node for level in tree.levels for node in level] == list(range(tree.size))
     assert [c for children in tree.children for c in children] == list(range(1, tree.size))
@@ -113,7 +103,7 @@ def test_views_agree(tree):
         assert node in tree.children[tree.parents[node]]
 
 
-@given(topologies(), st.integers(1, 8))
+@given(st.from_type(TreeTopology), st.integers(1, 8))
 def test_truncate_keeps_the_first_levels(tree, levels):
     cut = tree.truncate(levels)
     assert cut.num_levels == min(levels, tree.num_levels)
