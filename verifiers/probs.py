@@ -53,6 +53,11 @@ class Rows(NamedTuple):
     def num_rows(self) -> int:
         return self.logits.shape[0]
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of all probability work on these rows: fp32, or fp64."""
+        return self.probs.dtype
+
     def select(self, index: Tensor | Sequence[int]) -> Rows:
         """The rows ``index`` ([c] long or host ints), in that order."""
         return Rows(_pick(self.logits, index), _pick(self.probs, index))
@@ -74,6 +79,10 @@ class DeferredRows:
     @property
     def num_rows(self) -> int:
         return self._raw.shape[0]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return working_dtype(self._raw)
 
     @property
     def logits(self) -> Tensor:  # [b, V]
@@ -103,6 +112,11 @@ def on_host(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu"
 
 
+def working_dtype(logits: Tensor) -> torch.dtype:
+    """fp32, or fp64 where the caller's logits are."""
+    return torch.float64 if logits.dtype == torch.float64 else torch.float32
+
+
 # ---------------------------------------------------------------- from logits to rows
 
 
@@ -113,7 +127,7 @@ def make_rows(logits: Tensor, sampling: Sampling) -> Rows:
     probable hold less than top_p. So ties at a threshold are all kept, where transformers keeps
     those its sort happens to put first; without ties the result is the same.
     """
-    logits = logits if logits.dtype == torch.float64 else logits.float()
+    logits = logits.to(working_dtype(logits))
     if sampling.greedy:
         probs = torch.zeros_like(logits).scatter(1, logits.argmax(-1, keepdim=True), 1.0)
         return Rows(logits, probs)
