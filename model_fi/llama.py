@@ -172,7 +172,7 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Embeddings, layers, final norm; `embed_tokens` is None until a draft is given its target's."""
+    """Embeddings, layers, final norm. A draft gets its target's `embed_tokens` after loading."""
 
     def __init__(self, d: Dims, own_embeddings: bool) -> None:
         super().__init__()
@@ -181,7 +181,7 @@ class Decoder(nn.Module):
         self.norm = RMSNorm(d.hidden, d.eps)
 
 
-class LlamaForCausalLM_FI(PreTrainedModel):  # noqa: N801 (public name)
+class LlamaForCausalLM_FI(PreTrainedModel):
     """A Llama-family language model for one sequence, or one token tree, at a time.
 
     Built by `model_fi.load_model`; a runner (`EagerRunner`) owns the cache and calls `forward`.
@@ -212,8 +212,8 @@ class LlamaForCausalLM_FI(PreTrainedModel):  # noqa: N801 (public name)
             self.register_buffer("head_token_ids", ids, persistent=True)
         self.post_init()
 
-    def get_input_embeddings(self) -> nn.Module | None:
-        """The token embedding."""
+    def get_input_embeddings(self) -> nn.Module:
+        """The token embedding (None in a draft that has not been given its target's)."""
         return self.model.embed_tokens
 
     def get_output_embeddings(self) -> nn.Module | None:

@@ -99,7 +99,7 @@ def load_config(
         ValueError: it cannot be read, or needs code of its own (`trust_remote_code`).
     """
     folder, gguf_file = _split_gguf(name_or_path, gguf_file)
-    options = {"gguf_file": gguf_file} if gguf_file else {}
+    options: dict[str, Any] = {"gguf_file": gguf_file} if gguf_file else {}
     with _readable(folder):
         if not gguf_file:
             raw, _ = PretrainedConfig.get_config_dict(folder, **kwargs)
@@ -123,7 +123,7 @@ def resolve_dtype(
         if not isinstance(found, torch.dtype) or not found.is_floating_point:
             raise ValueError(f"dtype {dtype!r} is not one of auto, float32, bfloat16, float16")
         return found
-    stored = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None)
+    stored = getattr(config, "dtype", None)
     if isinstance(stored, str):
         stored = getattr(torch, stored)
     if is_gguf or stored is None:
@@ -200,22 +200,22 @@ def _load_weights(
     kwargs: dict[str, Any],
 ) -> LlamaForCausalLM_FI:
     """`from_pretrained`, with every mismatch an error."""
-    options = {"gguf_file": gguf_file} if gguf_file else {}
+    options: dict[str, Any] = {"gguf_file": gguf_file, **kwargs} if gguf_file else kwargs
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # what it would warn of, we raise
     try:
         with _readable(folder):
-            model, report = LlamaForCausalLM_FI.from_pretrained(
+            loaded: Any = LlamaForCausalLM_FI.from_pretrained(
                 folder,
                 config=config,
                 dtype=dtype,
                 device_map=device_map,
                 output_loading_info=True,
                 **options,
-                **kwargs,
             )
     finally:
         transformers_logging.set_verbosity(verbosity)
+    model, report = loaded
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         keys = sorted(str(key) for key in report[kind])
         if keys:
@@ -228,7 +228,7 @@ def _load_weights(
 
 def _attach_head(model: LlamaForCausalLM_FI, target: LlamaForCausalLM_FI | None) -> None:
     """Give a draft what it borrows, and a reduced head its rows."""
-    ids = getattr(model, "head_token_ids", None)
+    ids: Any = getattr(model, "head_token_ids", None)
     if ids is not None:
         inside = bool((ids >= 0).all() and (ids < model.dims.vocab).all())
         if not inside or not bool((ids.diff() > 0).all()):
@@ -238,7 +238,7 @@ def _attach_head(model: LlamaForCausalLM_FI, target: LlamaForCausalLM_FI | None)
         model.model.embed_tokens = target.model.embed_tokens
     if model.lm_head is not None:
         return
-    source = model.model.embed_tokens if target is None else target.lm_head
+    source: Any = model.model.embed_tokens if target is None else target.lm_head
     if ids is None:
         model.lm_head = source
         return
