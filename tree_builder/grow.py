@@ -64,7 +64,7 @@ class StaticGrowth:
     def __init__(self, topology: TreeTopology, device: torch.device | str) -> None:
         self.topology = topology
         self.size = topology.size
-        self.num_rows = len(topology.inner)
+        self.num_rows = topology.num_rows
         self.max_children = topology.max_children
         self.num_levels = topology.num_levels
         self.tree = topology.tensors(device)

@@ -149,6 +149,11 @@ class TreeTopology:
         return tuple(node for node in range(self.size) if self.children[node])
 
     @property
+    def num_rows(self) -> int:
+        """Number of inner nodes E."""
+        return len(self.inner)
+
+    @property
     def num_levels(self) -> int:
         """Largest depth + 1."""
         return self.depth[-1] + 1

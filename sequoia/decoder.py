@@ -1,0 +1,255 @@
+"""The speculative decoder: prompt in, exactly the target's text out, several tokens a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from model_fi import EagerRunner
+from sequoia.config import SamplingParams
+from sequoia.inputs import (
+    check_max_length,
+    effective_verifier,
+    encode_prompt,
+    fresh_seed,
+    resolve_tree,
+    resolve_verifier,
+    verifier_label,
+)
+from sequoia.outputs import FinishReason, GenerationOutput, Observer, StepRecord
+from sequoia.pair import Pair
+from sequoia.replay import choose_replay
+from sequoia.step import SequenceState, Step, StepResult
+from sequoia.stopping import StopWatch
+from tree_builder.adaptive import Tree, make_growth
+from verifiers.base import Uniforms
+
+BUCKET = 64  # cache lengths are rounded up to this: attention reads the used part, shapes repeat
+
+
+class SpeculativeDecoder:
+    """Decode with a drafted tree; the text has exactly the target's distribution.
+
+    ``tree``: a spec (``chain:5``, ``kary:2^3``, ``chains:4x8``, ``adaptive:2x4x5``), a file, a
+    ``TreeTopology``, an ``AdaptiveTree`` or ``auto``. ``verifier``: a name of ``verifiers.NAMES``
+    or an object of the protocol; whether it can take the tree is checked here. ``max_length``:
+    tokens of prompt and answer together, at most what both models can take (the default).
+    ``graphs``: capture the step as a CUDA graph where that is possible (``.replay.description``
+    says what was done).
+
+    A decoder owns its caches and serves one generation at a time.
+    """
+
+    def __init__(
+        self,
+        pair: Pair,
+        tree: str | Tree = "auto",
+        verifier: Any = "rrs_wor",
+        max_length: int | None = None,
+        graphs: bool = True,
+    ) -> None:
+        self.pair = pair
+        self.tree_name, self.tree = resolve_tree(tree, pair)
+        self.verifier = resolve_verifier(verifier, self.tree)
+        self.max_length = check_max_length(max_length, pair)
+        slots = -(-(self.max_length + self.tree.size) // BUCKET) * BUCKET
+        self.target = EagerRunner(pair.target, slots)
+        drafting = self.tree.size > 1
+        if drafting and pair.draft is None:
+            raise ValueError("the pair has no draft model: load one, or use AutoregressiveDecoder")
+        self.draft = EagerRunner(pair.draft, slots) if drafting else None
+        self.device = self.target.device
+        self._runners = [runner for runner in (self.target, self.draft) if runner is not None]
+        self.replay = choose_replay([runner.model for runner in self._runners], graphs)
+        self.generator = torch.Generator(device=self.device)
+        self.state = self._new_state(slots)
+        self._steps: dict[tuple[Any, ...], Step] = {}
+        self._running: object | None = None
+
+    # ------------------------------------------------------------------ public calls
+
+    def generate(
+        self,
+        prompt: Any,
+        params: SamplingParams | None = None,
+        streamer: Any = None,
+        observer: Observer | None = None,
+    ) -> GenerationOutput:
+        """Generate to the end. ``prompt``: text, a list of ids, or a [n] or [1, n] tensor.
+
+        ``streamer`` is one of transformers' (``put``, ``end``). A KeyboardInterrupt ends the
+        generation and returns what is there, with finish reason "interrupt".
+        """
+        run = self.start(prompt, params, observer)
+        if streamer is not None:
+            streamer.put(torch.tensor([run.prompt_ids]))
+        try:
+            for _ in run:
+                released = run.watch.release()
+                if streamer is not None and released:
+                    streamer.put(torch.tensor(released))
+        except KeyboardInterrupt:
+            run.finish_reason = "interrupt"
+        if streamer is not None:
+            streamer.end()
+        return run.output()
+
+    def stream(
+        self,
+        prompt: Any,
+        params: SamplingParams | None = None,
+        observer: Observer | None = None,
+    ) -> Iterator[list[int]]:
+        """Iterate over the token ids kept from each step."""
+        return iter(self.start(prompt, params, observer))
+
+    def start(
+        self,
+        prompt: Any,
+        params: SamplingParams | None = None,
+        observer: Observer | None = None,
+    ) -> Generation:
+        """Check everything about a request, and return it as an iterable, not yet begun."""
+        params = params or SamplingParams()
+        ids = encode_prompt(prompt, self.pair, self.max_length)
+        if not params.greedy and getattr(self.verifier, "name", "") == "greedy":
+            raise ValueError(
+                f"the greedy verifier decodes at temperature 0 only, got {params.temperature}: "
+                "choose another verifier or temperature=0"
+            )
+        return Generation(self, ids, params, observer)
+
+    # ------------------------------------------------------------------ used by Generation
+
+    def begin(self, ids: list[int], params: SamplingParams, owner: object) -> int:
+        """Reset caches and buffers for a prompt and run it, all but its last token."""
+        self._running = owner
+        state, device = self.state, self.device
+        seed = params.seed if params.seed is not None else fresh_seed()
+        self.generator.manual_seed(seed)
+        prompt = torch.tensor(ids, device=device)
+        state.tokens[: len(ids)] = prompt
+        state.n.fill_(len(ids))
+        state.temperature.fill_(1.0 if params.greedy else params.temperature)
+        state.top_p.fill_(params.top_p)
+        if len(ids) > 1:
+            for runner in self._runners:  # what an earlier text left in the slots is never read
+                runner.prefill(prompt[:-1])
+        return seed
+
+    def advance(
+        self, n: int, params: SamplingParams, remaining: int, owner: object
+    ) -> tuple[Step, StepResult]:
+        """One step from ``n`` known tokens, at most ``remaining`` of its tokens being of use."""
+        if owner is not self._running:
+            raise RuntimeError(
+                "this generation was abandoned: the decoder has begun another one since "
+                "(one generation at a time; use a second decoder on the same pair)"
+            )
+        key, step = self._step(remaining, params)
+        self.state.uniforms.uniform_(generator=self.generator)
+        bucket = min(-(-(n - 1 + step.growth.size) // BUCKET) * BUCKET, self.target.cache.slots)
+        self.replay.run(key, step, bucket)
+        result = step.result()
+        if result.fault:
+            for runner in self._runners:  # a NaN in a masked slot would still spread
+                runner.cache.reset()
+            raise ValueError(
+                f"node {result.fault - 1} of the tree has a row that is no distribution "
+                "(NaN, negative or without mass): the models' logits are broken"
+            )
+        return step, result
+
+    # ------------------------------------------------------------------ parts
+
+    def _step(self, remaining: int, params: SamplingParams) -> tuple[tuple[Any, ...], Step]:
+        """The step for what is left to generate: near the end the tree loses its lower levels."""
+        tree = self.tree.truncate(min(remaining, self.tree.num_levels))
+        key = (tree, params.greedy, params.top_k, params.top_p < 1)
+        if key not in self._steps:
+            greedy, top_k, use_top_p = key[1:]
+            self._steps[key] = Step(
+                self.target,
+                self.draft if tree.size > 1 else None,
+                make_growth(tree, self.device),
+                effective_verifier(self.verifier, tree, greedy),
+                self.state,
+                self.state.sampling(greedy=greedy, top_k=top_k, use_top_p=use_top_p),
+                self.pair.vocab_size,
+            )
+        return key, self._steps[key]
+
+    def _new_state(self, slots: int) -> SequenceState:
+        tree = self.tree
+        uniforms = Uniforms.num(tree.num_rows, tree.max_children, tree.size)
+        return SequenceState(slots + tree.num_levels, uniforms, tree.num_levels, self.device)
+
+
+class Generation:
+    """One request on one decoder: iterate to run it, then ask for its output."""
+
+    def __init__(
+        self,
+        decoder: SpeculativeDecoder,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        observer: Observer | None,
+    ) -> None:
+        self.decoder, self.prompt_ids = decoder, prompt_ids
+        self.params, self.observer = params, observer
+        stop_ids = params.stop_token_ids
+        self.watch = StopWatch(
+            decoder.pair.tokenizer,
+            min(params.max_new_tokens, decoder.max_length - len(prompt_ids)),
+            decoder.pair.stop_token_ids if stop_ids is None else stop_ids,
+            params.stop,
+        )
+        self.accepted_per_step: list[int] = []
+        self.finish_reason: FinishReason | None = None
+        self.seed = params.seed
+
+    def __iter__(self) -> Iterator[list[int]]:
+        decoder, watch = self.decoder, self.watch
+        self.seed = decoder.begin(self.prompt_ids, self.params, self)
+        while watch.finish_reason is None:
+            n = len(self.prompt_ids) + len(watch.token_ids)
+            remaining = watch.max_new_tokens - len(watch.token_ids)
+            step, result = decoder.advance(n, self.params, remaining, self)
+            kept = watch.push(result.emitted)
+            self.accepted_per_step.append(min(result.num_accepted, len(kept)))
+            self.finish_reason = watch.finish_reason
+            if self.observer is not None:
+                self.observer(self._record(step, result))
+            yield kept
+
+    @staticmethod
+    def _record(step: Step, result: StepResult) -> StepRecord:
+        grown, logits, _ = step.made
+        target_rows, draft_rows = step.rows(grown, logits)
+        return StepRecord(
+            tree=grown.tree,
+            tokens=grown.tokens,
+            target_rows=target_rows,
+            draft_rows=draft_rows,
+            path=result.path,
+            emitted=result.emitted,
+        )
+
+    def text(self) -> str:
+        """The text that may be shown so far (see ``StopWatch.text``)."""
+        return self.watch.text(final=self.finish_reason is not None)
+
+    def output(self) -> GenerationOutput:
+        decoder = self.decoder
+        return GenerationOutput(
+            token_ids=list(self.watch.token_ids),
+            text=self.watch.text(final=True),
+            finish_reason=self.finish_reason or "interrupt",
+            num_prompt_tokens=len(self.prompt_ids),
+            accepted_per_step=list(self.accepted_per_step),
+            verifier=verifier_label(decoder.verifier, self.params.greedy),
+            tree=decoder.tree_name,
+            seed=self.seed if self.seed is not None else -1,
+        )

