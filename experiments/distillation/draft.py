@@ -183,22 +183,23 @@ class Draft(nn.Module):
 
     def load(self, folder: Path) -> None:
         """Take the weights of a folder this class wrote; ValueError when they do not fit."""
-        tensors = load_file(folder / "model.safetensors")
+        tensors = read_tensors(folder)
         own = self.shipped_tensors()
         if {k: v.shape for k, v in own.items()} != {k: v.shape for k, v in tensors.items()}:
-            raise ValueError(f"the draft in {folder} has another shape than the one asked for")
-        ids = tensors.get(HEAD_IDS)
-        if ids is not None and not torch.equal(ids, own[HEAD_IDS]):
-            raise ValueError(f"the draft in {folder} scores other tokens than the one asked for")
+            raise ValueError(f"the draft in {str(folder)!r} has another shape than asked for")
+        names = {EMBEDDING: "embed_tokens", HEAD: "lm_head", HEAD_IDS: "head_ids"}
+        own_state = self.state_dict()
         with torch.no_grad():
-            named = dict(self.named_parameters())
             for name, value in tensors.items():
-                if name == EMBEDDING:
-                    named["embed_tokens"].copy_(value)
-                elif name == HEAD:
-                    named["lm_head"].copy_(value)
-                elif name != HEAD_IDS:
-                    named[name].copy_(value)
+                own_state[names.get(name, name)].copy_(value)
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """The tensors of a draft's folder; ValueError where there are none."""
+    path = folder / "model.safetensors"
+    if not path.is_file():
+        raise ValueError(f"no draft in {str(folder)!r}: it has no model.safetensors")
+    return load_file(path)
 
 
 def frequent_tokens(counts: Tensor, wanted: int) -> Tensor:

@@ -282,6 +282,17 @@ class TestTool:
         assert all(torch.equal(whole[name], broken[name]) for name in whole)
         assert history(tmp_path / "whole.work") == history(tmp_path / "broken.work")
 
+    def test_a_draft_can_be_trained_further(self, target_folder, text_file, tmp_path):
+        options = ["--text", text_file, "--steps", 10, "--head-tokens", 20]
+        assert run(target_folder, tmp_path / "first", *options).exit_code == 0
+        options += ["--init", tmp_path / "first"]
+        assert run(target_folder, tmp_path / "second", *options).exit_code == 0
+        before, after = history(tmp_path / "first.work"), history(tmp_path / "second.work")
+        assert after[0]["loss"] == pytest.approx(before[-1]["loss"], abs=0.02)  # kept in bf16
+        result = run(target_folder, tmp_path / "third", *options, "--layers", 3)
+        assert result.exit_code == 2
+        assert "shape" in result.output
+
     def test_another_plan_is_not_mixed_into_a_checkpoint(self, target_folder, text_file, tmp_path):
         options = ["--text", text_file, "--steps", 5]
         assert run(target_folder, tmp_path / "draft", *options).exit_code == 0
@@ -301,10 +312,13 @@ class TestTool:
             (["--lr", "-1"], "learning_rate"),
             (["--held-out", "1.5"], "held_out 1.5"),
             (["--target", "no/such/folder"], "no/such/folder"),
+            (["--init", "missing"], "missing"),
             (["--loss", "huber"], "huber"),
         ],
     )
-    def test_bad_input_is_one_clear_line(self, target_folder, tmp_path, options, says):
+    def test_bad_input_is_one_clear_line(self, target_folder, text_file, tmp_path, options, says):
+        if says == "missing":
+            options = [*options, "--text", text_file]
         result = run(target_folder, tmp_path / "draft", *options)
         assert result.exit_code == 2
         assert says in result.output
@@ -324,7 +338,8 @@ class TestTool:
 
 @pytest.mark.parametrize("head_tokens", [0, 12])
 def test_the_folder_loads_into_the_engine(target_folder, text_file, tmp_path, head_tokens):
-    from model_fi import load_model
+    from model_fi import EagerRunner, load_model
+    from model_fi.masks import causal_mask
 
     out = tmp_path / "draft"
     options = ["--text", text_file, "--steps", 5, "--head-tokens", head_tokens]
@@ -334,8 +349,21 @@ def test_the_folder_loads_into_the_engine(target_folder, text_file, tmp_path, he
     assert config["shares_target_embeddings"] is True
     assert config["tie_word_embeddings"] is False
     target = load_model(target_folder, dtype=torch.float32)
-    draft = load_model(out, dtype=torch.float32, target=target)
-    assert draft.config.num_hidden_layers == 2
+    loaded = load_model(out, dtype=torch.float32, target=target)
+    ids = load_file(out / "model.safetensors").get("head_token_ids")
+    ours = Draft(
+        LlamaForCausalLM.from_pretrained(target_folder), DraftShape(2, None, True, head_tokens), ids
+    )
+    ours.load(out)
+    positions = torch.arange(10)
+    mask = causal_mask(positions, 64)
+    logits = EagerRunner(loaded, 64).forward(positions + 3, positions, positions, mask)
+    expected = ours(positions[None] + 3, positions)
+    if ids is not None:
+        full = torch.full((10, VOCAB), -torch.inf)
+        full[:, ids] = expected
+        expected = full
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
     tensors = load_file(out / "model.safetensors")
     assert ("lm_head.weight" in tensors) == (head_tokens > 0)
     assert not any("embed" in name for name in tensors)
