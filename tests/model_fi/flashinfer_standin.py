@@ -1,14 +1,16 @@
 """A double of FlashInfer 0.7.4's paged prefill attention in plain torch, for machines without CUDA.
 
-Written from FlashInfer's documentation alone, and stricter than it: whatever the documentation
-leaves undefined (a wrong dtype or shape, a length that the plan did not see, an argument that is not
-modelled) raises ValueError or TypeError, so that code which passes here uses the documented contract
-only. It checks the use of the interface; it says nothing about the real kernels' numbers.
+Written from FlashInfer's documentation alone, and stricter than it: what the documentation leaves
+undefined (a wrong dtype or shape, a length plan() did not see, an argument not modelled) raises
+ValueError or TypeError, so that code which passes here uses only what is documented. It checks how
+the interface is used; it says nothing about the real kernels' numbers.
 
-Choices the documentation does not fix: a row that may attend to nothing gives output 0 and lse -inf;
-masked slots below the key length are multiplied by weight 0, so a NaN value there shows. float32
-inputs and any head size are allowed for toy models; subclass and set `dtypes` and `head_dims` to
-test a refusal.
+Choices that the documentation does not fix: a row that may attend to nothing gives output 0 and lse
+-inf; masked slots below the key length get weight 0, so a NaN value in one still shows. float32 and
+any head size are allowed, for toy models; set `dtypes`, `head_dims` in a subclass for a refusal.
+
+A test imports it after `sys.path.insert(0, str(Path(__file__).parent))`; `modules()` puts it in the
+place of the package.
 """
 
 import functools
@@ -17,133 +19,23 @@ import math
 import types
 
 import torch
+from flashinfer_standin_ops import (
+    as_dtype,
+    attend,
+    causal_mask,
+    packbits,
+    packed_size,
+    request_lengths,
+    require,
+    require_array,
+    require_rows,
+    segment_packbits,
+    single_prefill_with_kv_cache,
+    unpack,
+)
 from torch import Tensor
 
 __version__ = "0.7.4"
-
-
-def _require(condition, message):
-    if not condition:
-        raise ValueError(message)
-
-
-def _require_array(name, array, dtype, size=None):
-    """A contiguous 1-D tensor of one dtype, and of one size if given."""
-    _require(isinstance(array, Tensor), f"{name} must be a tensor, got {type(array).__name__}")
-    _require(array.dtype == dtype, f"{name} must be {dtype}, got {array.dtype}")
-    _require(array.dim() == 1, f"{name} must be 1-D, got shape {tuple(array.shape)}")
-    _require(array.is_contiguous(), f"{name} must be contiguous")
-    _require(
-        size is None or array.numel() == size, f"{name} must have {size} elements, {array.numel()}"
-    )
-
-
-def _require_indptr(name, indptr):
-    values = indptr.tolist()
-    _require(len(values) >= 2 and values[0] == 0, f"{name} must start with 0, got {values}")
-    _require(values == sorted(values), f"{name} must not decrease, got {values}")
-
-
-def _dtype(value):
-    dtype = getattr(torch, value, None) if isinstance(value, str) else value
-    _require(isinstance(dtype, torch.dtype), f"not a dtype: {value!r}")
-    return dtype
-
-
-def _packed_size(bits):
-    return (bits + 7) // 8
-
-
-def packbits(x: Tensor, bitorder: str = "big") -> Tensor:
-    """Bits [n] bool to [ceil(n / 8)] uint8, as numpy.packbits; the last byte is filled with 0."""
-    _require_array("x", x, torch.bool)
-    _require(bitorder in ("big", "little"), f"bitorder must be big or little, got {bitorder!r}")
-    padded = x.new_zeros(_packed_size(x.numel()) * 8)
-    padded[: x.numel()] = x
-    shifts = torch.arange(8, device=x.device)
-    weights = 1 << (shifts if bitorder == "little" else 7 - shifts)
-    return (padded.view(-1, 8) * weights).sum(-1).to(torch.uint8)
-
-
-def segment_packbits(x: Tensor, indptr: Tensor, bitorder: str = "big") -> tuple[Tensor, Tensor]:
-    """Each segment x[indptr[i]:indptr[i+1]] packed into whole bytes; the bytes and their indptr."""
-    integer = indptr.dtype if indptr.dtype in (torch.int32, torch.int64) else torch.int32
-    _require_array("indptr", indptr, integer)
-    _require_indptr("indptr", indptr)
-    bounds = indptr.tolist()
-    _require_array("x", x, torch.bool, bounds[-1])
-    parts = [
-        packbits(x[start:end], bitorder) for start, end in zip(bounds, bounds[1:], strict=False)
-    ]
-    sizes = [0] + [part.numel() for part in parts]
-    return torch.cat(parts), torch.tensor(sizes, device=indptr.device).cumsum(0).to(indptr.dtype)
-
-
-def _unpack(packed, rows, columns):
-    """Little-endian bytes to the mask [rows, columns]; bit of (r, c) is r * columns + c."""
-    bits = (packed[:, None] >> torch.arange(8, device=packed.device)) & 1
-    return bits.view(-1)[: rows * columns].view(rows, columns).bool()
-
-
-def _causal(rows, columns, device):
-    """The last row sees every slot: bottom-right aligned."""
-    full = torch.ones(rows, columns, dtype=torch.bool, device=device)
-    return full.tril(columns - rows)
-
-
-def _attend(q, k, v, mask, sm_scale):
-    """q [n, heads, d], k and v [slots, kv_heads, d], mask [n, slots] -> fp32 out and lse (base e)."""
-    rows, heads, _ = q.shape
-    kv_heads = k.shape[1]
-    grouped = q.float().view(rows, kv_heads, heads // kv_heads, -1)
-    scores = torch.einsum("nhgd,shd->nhgs", grouped, k.float()) * sm_scale
-    scores = scores.masked_fill(~mask[:, None, None, :], -math.inf)
-    lse = scores.logsumexp(-1)
-    seen = mask.any(-1)[:, None, None, None]
-    weights = torch.where(seen, scores - lse[..., None], -math.inf).exp()
-    out = torch.einsum("nhgs,shd->nhgd", weights, v.float())
-    return out.reshape(rows, heads, -1), lse.reshape(rows, heads)
-
-
-def _require_rows(q, heads, head_dim, dtype, device):
-    _require(isinstance(q, Tensor) and q.dim() == 3, "q must be [nnz, heads, head_dim]")
-    _require(q.shape[1:] == (heads, head_dim), f"q {tuple(q.shape)}, planned {heads}, {head_dim}")
-    _require(q.dtype == dtype, f"q is {q.dtype}, planned {dtype}")
-    _require(q.device == device, f"q is on {q.device}, the workspace on {device}")
-    _require(q.stride(-1) == 1, "q's last dimension must be contiguous")
-
-
-def single_prefill_with_kv_cache(
-    q: Tensor, k: Tensor, v: Tensor, *, o_dtype=None, custom_mask=None, packed_custom_mask=None,
-    causal=False, kv_layout="NHD", sm_scale=None, backend="auto", return_lse=False,
-):  # fmt: skip
-    """One request without pages: q [n, heads, d], k and v [slots, kv_heads, d] (HND: first two
-    swapped) -> [n, heads, d] in o_dtype (q's), and the lse [n, heads] in base 2 if asked for.
-
-    custom_mask is bool [n, slots], packed_custom_mask its little-endian bytes; either overrides
-    causal. Raises ValueError for anything of another shape, dtype or device.
-    """
-    _require(kv_layout in ("NHD", "HND"), f"kv_layout must be NHD or HND, got {kv_layout!r}")
-    _require(backend in ("auto", "fa2"), f"backend {backend!r} is not modelled")
-    _require(k.dim() == 3 and k.shape == v.shape, f"k {tuple(k.shape)}, v {tuple(v.shape)}")
-    _require(k.dtype == v.dtype and k.device == v.device, "k and v differ in dtype or device")
-    keys, values = (k, v) if kv_layout == "NHD" else (k.transpose(0, 1), v.transpose(0, 1))
-    rows, slots = q.shape[0], keys.shape[0]
-    _require_rows(q, q.shape[1], keys.shape[2], k.dtype, k.device)
-    _require(q.shape[1] % keys.shape[1] == 0, f"{q.shape[1]} heads over {keys.shape[1]} kv heads")
-    mask = _causal(rows, slots, q.device) if causal else q.new_ones(rows, slots).bool()
-    if packed_custom_mask is not None:
-        size = _packed_size(rows * slots)
-        _require_array("packed_custom_mask", packed_custom_mask, torch.uint8, size)
-        mask = _unpack(packed_custom_mask, rows, slots)
-    elif custom_mask is not None:
-        _require(custom_mask.dtype == torch.bool, f"custom_mask is {custom_mask.dtype}, not bool")
-        _require(custom_mask.shape == (rows, slots), f"custom_mask {tuple(custom_mask.shape)}")
-        mask = custom_mask
-    scale = 1 / math.sqrt(q.shape[2]) if sm_scale is None else sm_scale
-    out, lse = _attend(q, keys, values, mask, scale)
-    out = out.to(q.dtype if o_dtype is None else o_dtype)
-    return (out, lse / math.log(2)) if return_lse else out
 
 
 class BatchPrefillWithPagedKVCacheWrapper:
@@ -162,8 +54,8 @@ class BatchPrefillWithPagedKVCacheWrapper:
         paged_kv_indptr_buf=None, paged_kv_indices_buf=None, paged_kv_last_page_len_buf=None,
         custom_mask_buf=None, mask_indptr_buf=None, backend="auto", *, max_total_num_rows=None,
     ):  # fmt: skip
-        _require(kv_layout in ("NHD", "HND"), f"kv_layout must be NHD or HND, got {kv_layout!r}")
-        _require(backend in ("auto", "fa2"), f"backend {backend!r} is not modelled")
+        require(kv_layout in ("NHD", "HND"), f"kv_layout must be NHD or HND, got {kv_layout!r}")
+        require(backend in ("auto", "fa2"), f"backend {backend!r} is not modelled")
         self._layout, self._graph, self._plan = kv_layout, use_cuda_graph, None
         self._set_workspace(float_workspace_buffer)
         self._arrays = {
@@ -179,8 +71,8 @@ class BatchPrefillWithPagedKVCacheWrapper:
             self._check_buffers()
         else:
             given = [name for name, buffer in self._arrays.items() if buffer is not None]
-            _require(not given, f"buffers without use_cuda_graph have no effect: {given}")
-            _require(max_total_num_rows is None, "max_total_num_rows needs use_cuda_graph")
+            require(not given, f"buffers without use_cuda_graph have no effect: {given}")
+            require(max_total_num_rows is None, "max_total_num_rows needs use_cuda_graph")
 
     @property
     def is_cuda_graph_enabled(self) -> bool:
@@ -189,7 +81,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
     def reset_workspace_buffer(self, float_workspace_buffer, int_workspace_buffer):
         """Other workspaces on the same device; a new plan() is needed afterwards."""
         self._set_workspace(float_workspace_buffer)
-        _require(int_workspace_buffer.device == self._device, "workspaces on two devices")
+        require(int_workspace_buffer.device == self._device, "workspaces on two devices")
         self._plan = None
 
     def plan(
@@ -204,17 +96,17 @@ class BatchPrefillWithPagedKVCacheWrapper:
         sum(q_len * kv_len); packed_custom_mask: segment_packbits of it (little), taken first; both
         override causal. sm_scale: 1 / sqrt(head_dim_qk). Raises ValueError for anything else.
         """
-        dtypes = [_dtype(q_data_type)]
-        dtypes += [_dtype(d) if d is not None else dtypes[0] for d in (kv_data_type, o_data_type)]
+        dtypes = [as_dtype(q_data_type)]
+        dtypes += [as_dtype(d) if d is not None else dtypes[0] for d in (kv_data_type, o_data_type)]
         head_dim_vo = head_dim_qk if head_dim_vo is None else head_dim_vo
-        _require(all(d in self.dtypes for d in dtypes), f"dtypes {dtypes} are not supported")
-        _require(num_qo_heads % num_kv_heads == 0, f"{num_qo_heads} heads, {num_kv_heads} kv heads")
-        _require(
+        require(all(d in self.dtypes for d in dtypes), f"dtypes {dtypes} are not supported")
+        require(num_qo_heads % num_kv_heads == 0, f"{num_qo_heads} heads, {num_kv_heads} kv heads")
+        require(
             self.head_dims is None or {head_dim_qk, head_dim_vo} <= set(self.head_dims),
             f"head sizes {head_dim_qk} and {head_dim_vo}: only {self.head_dims}",
         )
-        _require(pos_encoding_mode == "NONE" and window_left == -1, "RoPE, windows: not modelled")
-        _require(fixed_split_size is None or not self._graph, "fixed_split_size in graph mode")
+        require(pos_encoding_mode == "NONE" and window_left == -1, "RoPE, windows: not modelled")
+        require(fixed_split_size is None or not self._graph, "fixed_split_size in graph mode")
         arrays = {
             "qo_indptr": qo_indptr,
             "paged_kv_indptr": paged_kv_indptr,
@@ -222,8 +114,11 @@ class BatchPrefillWithPagedKVCacheWrapper:
             "paged_kv_last_page_len": paged_kv_last_page_len,
         }
         for name, array in arrays.items():
-            _require_array(name, array, torch.int32)
-        lengths = _lengths(arrays, page_size)
+            require_array(name, array, torch.int32)
+            require(array.device.type in ("cpu", self._device.type), f"{name} on {array.device}")
+        lengths = request_lengths(arrays, page_size)
+        used, given = int(paged_kv_indptr[-1]), paged_kv_indices.numel()
+        require(used == given, f"{given} page indices, paged_kv_indptr ends at {used}")
         arrays |= self._pack(lengths, custom_mask, packed_custom_mask)
         self._keep(arrays, sum(rows for rows, _ in lengths))
         self._plan = types.SimpleNamespace(
@@ -234,8 +129,8 @@ class BatchPrefillWithPagedKVCacheWrapper:
 
     def prewarm_paged_kv_stride_variant(self, variant: str = "independent"):
         """Only checked: after plan(), before a capture with k and v of different strides."""
-        _require(self._plan is not None, "prewarm_paged_kv_stride_variant before plan")
-        _require(variant == "independent", f"unknown variant {variant!r}")
+        require(self._plan is not None, "prewarm_paged_kv_stride_variant before plan")
+        require(variant == "independent", f"unknown variant {variant!r}")
 
     @torch.no_grad()
     def run(
@@ -248,26 +143,26 @@ class BatchPrefillWithPagedKVCacheWrapper:
         [qo_indptr[-1], heads] fp32 (HN: transposed). Raises ValueError unless it is as planned.
         """
         plan, arrays = self._plan, self._arrays
-        _require(plan is not None, "run before plan")
-        _require(lse_base in ("log2", "ln") and lse_layout in ("NH", "HN"), "lse_base, lse_layout")
-        _require(lse is None or return_lse, "lse without return_lse")
-        _require_rows(q, plan.heads, plan.head_dim, plan.dtypes[0], self._device)
-        lengths = _lengths(arrays, plan.page_size)
-        _require(lengths == plan.lengths, f"planned (q, kv) lengths {plan.lengths}, now {lengths}")
+        require(plan is not None, "run before plan")
+        require(lse_base in ("log2", "ln") and lse_layout in ("NH", "HN"), "lse_base, lse_layout")
+        require(lse is None or return_lse, "lse without return_lse")
+        require_rows(q, plan.heads, plan.head_dim, plan.dtypes[0], self._device)
+        lengths = request_lengths(arrays, plan.page_size)
+        require(lengths == plan.lengths, f"planned (q, kv) lengths {plan.lengths}, now {lengths}")
         total = sum(rows for rows, _ in lengths)
-        _require(q.shape[0] == total, f"q has {q.shape[0]} rows, qo_indptr[-1] is {total}")
+        require(q.shape[0] == total, f"q has {q.shape[0]} rows, qo_indptr[-1] is {total}")
         keys, values = self._caches(paged_kv_cache)
         bounds = arrays["paged_kv_indptr"].tolist()
         rows_of = q.split([rows for rows, _ in lengths])
         results = []
         for i, (rows, slots) in enumerate(lengths):
             pages = arrays["paged_kv_indices"][bounds[i] : bounds[i + 1]].long()
-            _require(
-                0 <= int(pages.min()) and int(pages.max()) < keys.shape[0],
+            require(
+                int(pages.min()) >= 0 and int(pages.max()) < keys.shape[0],
                 f"pages {pages.tolist()} of a cache of {keys.shape[0]}",
             )
             k, v = (cache[pages].flatten(0, 1)[:slots] for cache in (keys, values))
-            results.append(_attend(rows_of[i], k, v, self._mask(i, rows, slots), plan.sm_scale))
+            results.append(attend(rows_of[i], k, v, self._mask(i, rows, slots), plan.sm_scale))
         result = torch.cat([o for o, _ in results]).to(plan.dtypes[2])
         sums = torch.cat([s for _, s in results]) / (math.log(2) if lse_base == "log2" else 1)
         result = _into("out", out, result)
@@ -278,16 +173,16 @@ class BatchPrefillWithPagedKVCacheWrapper:
     run_return_lse = functools.partialmethod(run, return_lse=True)
 
     def _set_workspace(self, buffer):
-        _require(isinstance(buffer, Tensor), "float_workspace_buffer must be a tensor")
-        _require(buffer.data_ptr() % 16 == 0, "float_workspace_buffer must be 16-byte aligned")
+        require(isinstance(buffer, Tensor), "float_workspace_buffer must be a tensor")
+        require(buffer.data_ptr() % 16 == 0, "float_workspace_buffer must be 16-byte aligned")
         self._device = buffer.device
 
     def _check_buffers(self):
         arrays = self._arrays
         masked = ("custom_mask", "mask_indptr")
         missing = [n for n in arrays if arrays[n] is None and n not in masked]
-        _require(not missing, f"cuda graph mode needs the buffers {missing}")
-        _require(
+        require(not missing, f"cuda graph mode needs the buffers {missing}")
+        require(
             (arrays["custom_mask"] is None) == (arrays["mask_indptr"] is None),
             "custom_mask_buf and mask_indptr_buf go together",
         )
@@ -296,40 +191,41 @@ class BatchPrefillWithPagedKVCacheWrapper:
         for name, buffer in arrays.items():
             if buffer is not None:
                 dtype = torch.uint8 if name == "custom_mask" else torch.int32
-                _require_array(f"{name}_buf", buffer, dtype, sizes.get(name, batch + 1))
-                _require(buffer.device == self._device, f"{name}_buf is on {buffer.device}")
+                require_array(f"{name}_buf", buffer, dtype, sizes.get(name, batch + 1))
+                require(buffer.device == self._device, f"{name}_buf is on {buffer.device}")
 
     def _pack(self, lengths, custom_mask, packed):
         """The mask arrays to keep; none without a mask (a graph wrapper's buffers stay as is)."""
         if custom_mask is None and packed is None:
             return {}
         if self._graph:
-            _require(
+            require(
                 self._arrays["custom_mask"] is not None,
                 "custom_mask_buf and mask_indptr_buf must be given for a mask in cuda graph mode",
             )
         bits = torch.tensor([0] + [rows * slots for rows, slots in lengths])
         if packed is None:
-            _require_array("custom_mask", custom_mask, torch.bool, int(bits.sum()))
+            require_array("custom_mask", custom_mask, torch.bool, int(bits.sum()))
             indptr = bits.cumsum(0).to(custom_mask.device)
             packed, _ = segment_packbits(custom_mask, indptr, bitorder="little")
-        mask_indptr = _packed_size(bits).cumsum(0).int()
-        _require_array("packed_custom_mask", packed, torch.uint8, int(mask_indptr[-1]))
+        mask_indptr = packed_size(bits).cumsum(0).int()
+        require_array("packed_custom_mask", packed, torch.uint8, int(mask_indptr[-1]))
         return {"custom_mask": packed, "mask_indptr": mask_indptr}
 
     def _keep(self, arrays, total):
+        """plan()'s arrays, as copies or, all of them checked first, in the graph's buffers."""
         if not self._graph:
             fresh = {n: a.to(self._device, copy=True) for n, a in arrays.items()}
             self._arrays = dict.fromkeys(self._arrays) | fresh
             return
         fixed = self._arrays["qo_indptr"].numel() - 1
         batch = arrays["qo_indptr"].numel() - 1
-        _require(batch == fixed, f"batch size {batch}: fixed at {fixed} in cuda graph mode")
+        require(batch == fixed, f"batch size {batch}: fixed at {fixed} in cuda graph mode")
         capacity = total if self._capacity is None else self._capacity
-        _require(total <= capacity, f"{total} query rows, the capacity is {capacity}")
+        require(total <= capacity, f"{total} query rows, the capacity is {capacity}")
         for name, array in arrays.items():
             size, room = array.numel(), self._arrays[name].numel()
-            _require(size <= room, f"{name} has {size} elements, its buffer {room}")
+            require(size <= room, f"{name} has {size} elements, its buffer {room}")
         self._capacity = capacity
         for name, array in arrays.items():
             self._arrays[name][: array.numel()].copy_(array)
@@ -338,63 +234,42 @@ class BatchPrefillWithPagedKVCacheWrapper:
         """k and v as [pages, page_size, kv_heads, d]."""
         plan = self._plan
         if isinstance(paged, Tensor):
-            _require(paged.dim() == 5 and paged.shape[1] == 2, f"cache {tuple(paged.shape)}")
+            require(paged.dim() == 5 and paged.shape[1] == 2, f"cache {tuple(paged.shape)}")
             paged = paged.unbind(1)
-        _require(isinstance(paged, tuple) and len(paged) == 2, "the cache must be (k, v) or 5-D")
-        _require(paged[0].shape[0] == paged[1].shape[0], "k and v differ in pages")
+        require(isinstance(paged, tuple) and len(paged) == 2, "the cache must be (k, v) or 5-D")
+        require(paged[0].shape[0] == paged[1].shape[0], "k and v differ in pages")
         axes = (plan.page_size, plan.kv_heads)
         axes = axes if self._layout == "NHD" else axes[::-1]
         for cache, size in zip(paged, (plan.head_dim, plan.head_dim_vo), strict=True):
-            _require(
+            require(
                 cache.dim() == 4 and cache.shape[1:] == (*axes, size),
                 f"cache {tuple(cache.shape)}, planned [pages, {axes}, {size}]",
             )
-            _require(cache.dtype == plan.dtypes[1], f"cache {cache.dtype}, not {plan.dtypes[1]}")
-            _require(cache.device == self._device, f"cache on {cache.device}, not {self._device}")
-            _require(cache.stride(-1) == 1, "the cache's last dimension must be contiguous")
+            require(cache.dtype == plan.dtypes[1], f"cache {cache.dtype}, not {plan.dtypes[1]}")
+            require(cache.device == self._device, f"cache on {cache.device}, not {self._device}")
+            require(cache.stride(-1) == 1, "the cache's last dimension must be contiguous")
         return paged if self._layout == "NHD" else tuple(c.transpose(1, 2) for c in paged)
 
     def _mask(self, request, rows, slots):
         packed = self._arrays["custom_mask"]
         if packed is None:
             if self._plan.causal:
-                return _causal(rows, slots, self._device)
+                return causal_mask(rows, slots, self._device)
             return torch.ones(rows, slots, dtype=torch.bool, device=self._device)
         starts = [*self._arrays["mask_indptr"].tolist()[:-1], packed.numel()]
-        start, end = starts[request], starts[request] + _packed_size(rows * slots)
-        _require(
-            0 <= start and end <= min(packed.numel(), starts[request + 1]),
+        start, end = starts[request], starts[request] + packed_size(rows * slots)
+        require(
+            start >= 0 and end <= min(packed.numel(), starts[request + 1]),
             f"mask bytes {start} to {end} of request {request} run past {starts[request + 1]}",
         )
-        return _unpack(packed[start:end], rows, slots)
-
-
-def _lengths(arrays, page_size):
-    """(q_len, kv_len) of every request, from index arrays that must agree with each other."""
-    qo, kv = arrays["qo_indptr"], arrays["paged_kv_indptr"]
-    _require_indptr("qo_indptr", qo)
-    _require_indptr("paged_kv_indptr", kv)
-    last = arrays["paged_kv_last_page_len"].tolist()
-    _require(
-        qo.numel() == kv.numel() == len(last) + 1,
-        f"sizes {qo.numel()}, {kv.numel()} of the indptrs, {len(last)} last pages",
-    )
-    pages = kv.diff().tolist()
-    _require(min(pages) >= 1, f"every request needs a page, got {pages}")
-    _require(
-        all(1 <= n <= page_size for n in last), f"last pages {last}, page size {page_size}"
-    )
-    room = arrays["paged_kv_indices"].numel()
-    _require(kv[-1] <= room, f"paged_kv_indptr ends at {int(kv[-1])}, {room} page indices")
-    slots = [page_size * (p - 1) + n for p, n in zip(pages, last, strict=True)]
-    return list(zip(qo.diff().tolist(), slots, strict=True))
+        return unpack(packed[start:end], rows, slots)
 
 
 def _into(name, target, value):
     """value, copied into the caller's tensor if there is one."""
     if target is None:
         return value
-    _require(
+    require(
         target.shape == value.shape and target.dtype == value.dtype,
         f"{name} must be {tuple(value.shape)} {value.dtype}",
     )
