@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +15,8 @@ from tree_builder.storage import FilePath, read_json, read_pt, write_json
 
 ROUNDING = 1e-3  # measured and printed probabilities sum to 1 up to this
 FORMAT = "acceptance-table"
+
+Vector = Sequence[float] | np.ndarray | Tensor  # 1-D
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +54,7 @@ class AcceptanceTable:
 
     @classmethod
     def from_vector(
-        cls, vector: Acceptance, provenance: Mapping[str, Any] | None = None
+        cls, vector: Vector, provenance: Mapping[str, Any] | None = None
     ) -> AcceptanceTable:
         """From Sequoia's convention, with or without its last entry: `[0, P1, ..., PW, reject]`.
 
@@ -189,7 +191,7 @@ class AcceptanceTable:
             raise ValueError(text if text.startswith(str(path)) else f"{path}: {text}") from None
 
 
-Acceptance = Union[AcceptanceTable, Sequence[float], np.ndarray, Tensor]  # noqa: UP007 (3.10)
+Acceptance = AcceptanceTable | Vector
 
 
 def as_table(acceptance: Acceptance) -> AcceptanceTable:
@@ -199,7 +201,7 @@ def as_table(acceptance: Acceptance) -> AcceptanceTable:
     return AcceptanceTable.from_vector(acceptance)
 
 
-def _vector(values: Acceptance) -> np.ndarray:
+def _vector(values: Vector) -> np.ndarray:
     vector = _floats(values, "acceptance vector")
     if vector.ndim != 1:
         raise ValueError(f"an acceptance vector has one dimension, got shape {vector.shape}")
