@@ -35,10 +35,12 @@ def parents_of_growmap(growmap: Mapping[str, Any]) -> tuple[int, ...]:
     """
     views = {key: _normalise(growmap, key) for key in KEYS}
     faults: dict[str, str] = {}
-    candidates = []
+    candidates: list[TreeTopology] = []  # different ones only
     for key, read in _READERS.items():
         try:
-            candidates.append(_tree(read(views[key])))
+            tree = _tree(read(views[key]))
+            if tree not in candidates:
+                candidates.append(tree)
         except ValueError as error:
             faults[key] = str(error)
     if not candidates:
