@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .base import Drafted, Plan, Rule, Uniforms, Verdict, Verifier
+from .check import check_lossless
 from .greedy import Greedy
 from .k_hub import KHub
 from .k_seq import KSeq
@@ -67,6 +68,7 @@ __all__ = [
     "Uniforms",
     "Verdict",
     "Verifier",
+    "check_lossless",
     "check_tree",
     "coin",
     "inverse_cdf",

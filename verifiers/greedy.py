@@ -21,6 +21,7 @@ class Greedy:
 
     name = "greedy"
     max_children: int | None = None
+    any_drafts = True  # drawn children may be pruned or re-ranked
 
     def draw(self, rows: RowsLike, num_children: Sequence[int], uniforms: Tensor) -> Drafted:
         return top_children(rows, num_children)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .base import Drafted, Plan
 from .plans import finish
-from .probs import RowsLike, at, positive_part, ratio
+from .probs import RowsLike, at, on_host, positive_part, ratio
 from .rrs import draw_independent
 
 
@@ -50,14 +50,34 @@ def expected_offers(beta: Tensor, live: Tensor) -> Tensor:
 
 
 def smallest_divisor(mass: Tensor, q: Tensor, live: Tensor) -> Tensor:
-    """g* by bisection on [1, k], the feasible end. mass, q [B, V]; live [B, k] -> [B]."""
+    """g* on [1, k], the feasible end of a bracket. mass, q [B, V]; live [B, k] -> [B].
+
+    Any feasible g is lossless; the smallest accepts most. Secants close in on it (Illinois: an end
+    that stays put twice counts half); a bisection in every third round guarantees progress.
+    """
+
+    def slack(g: Tensor) -> Tensor:  # >= 0: feasible
+        return g - expected_offers(torch.minimum(q, mass / g[:, None]).sum(-1), live)
+
     low = torch.ones_like(mass[:, 0])
     high = live.sum(-1).to(mass.dtype).clamp(min=1)  # g = k is always feasible: S <= k
-    steps = 54 if mass.dtype == torch.float64 else 26  # to the last bit
-    for _ in range(steps):
+    slack_low, slack_high = slack(low), slack(high).clamp(min=0)
+    high = torch.where(slack_low >= 0, low, high)
+    lowered = raised = torch.zeros_like(low, dtype=torch.bool)  # which end the last round moved
+    precision = 8 * torch.finfo(mass.dtype).eps
+    for step in range(60 if mass.dtype == torch.float64 else 30):
+        done = (slack_high <= precision) | (high - low <= precision)
+        if on_host(done) and bool(done.all()):
+            break
         middle = (low + high) / 2
-        beta = torch.minimum(q, mass / middle[:, None]).sum(-1)
-        feasible = expected_offers(beta, live) <= middle
+        if step % 3 != 2:
+            secant = high - slack_high * (high - low) / (slack_high - slack_low)
+            middle = torch.where((secant > low) & (secant < high), secant, middle)
+        value = slack(middle)
+        feasible = value >= 0
+        slack_low = torch.where(feasible, torch.where(lowered, slack_low / 2, slack_low), value)
+        slack_high = torch.where(feasible, value, torch.where(raised, slack_high / 2, slack_high))
         high = torch.where(feasible, middle, high)
         low = torch.where(feasible, low, middle)
+        lowered, raised = feasible, ~feasible
     return high

@@ -26,6 +26,7 @@ class TargetMatch:
 
     name = "target_match"
     max_children: int | None = None
+    any_drafts = True  # drawn children may be pruned or re-ranked
 
     def draw(self, rows: RowsLike, num_children: Sequence[int], uniforms: Tensor) -> Drafted:
         return top_children(rows, num_children)

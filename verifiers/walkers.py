@@ -43,6 +43,11 @@ class _Walker:
     def max_children(self) -> int | None:
         return self.rule.max_children
 
+    @property
+    def any_drafts(self) -> bool:
+        """Is the rule lossless for any set of children, also one pruned after it was drawn?"""
+        return getattr(self.rule, "any_drafts", False)
+
     def propose(self, rows: RowsLike, num_children: Sequence[int], uniforms: Tensor) -> Drafted:
         return self.rule.draw(rows, num_children, uniforms)
 
