@@ -11,6 +11,7 @@ import contextlib
 import copy
 import os
 from collections.abc import Iterator
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -173,7 +174,7 @@ def _readable(name: str) -> Iterator[None]:
     """Turn what transformers raises for an unreadable checkpoint into one line that names it."""
     try:
         yield
-    except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
+    except (OSError, ValueError, RuntimeError, KeyError, ImportError, UnpicklingError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise ValueError(f"cannot load {name}: {lines[0]}") from error
 

