@@ -163,9 +163,13 @@ class AdaptiveGrowth:
 
     @staticmethod
     def _log_q(rows: Any, drafted: Any) -> Tensor:
-        """[b, k] log q of the drawn children; a child that is not there is the least promising."""
-        q = rows.probs.gather(1, drafted.tokens).float().log()
-        return q.masked_fill(~drafted.live, float("-inf"))
+        """[b, k] log q of the drawn children; a child that is not there is the least promising.
+
+        From the logits, not ``probs``: at temperature 0 those are one-hot.
+        """
+        logits = rows.logits
+        q = logits.gather(1, drafted.tokens) - logits.logsumexp(-1, keepdim=True)
+        return q.float().masked_fill(~drafted.live, float("-inf"))
 
     def _prune(self, grown: Grown, score: Tensor) -> Grown:
         """Keep the ``size`` best nodes. A stable sort keeps a parent before an equal child.

@@ -97,7 +97,7 @@ class TokenLevel(_Walker):
 
     def _descend(self, visits: _Visits) -> list[int]:
         path = [0]
-        while (plan := visits.plan(path[-1], visits.all)) is not None:
+        while (plan := visits.plan(path[-1])) is not None:
             for child, share in visits.tries(path[-1], plan):
                 if visits.flip(child, share):
                     path.append(child)
@@ -132,17 +132,20 @@ class Traversal(_Walker):
         return plan, found[tree.children] & (plan.budgets > 0)
 
     def _descend(self, visits: _Visits) -> list[int]:
-        return self._search(visits, 0, visits.all) or [0]  # the root, with budget 1, always stops
+        return self._search(visits, 0, None)
 
-    def _search(self, visits: _Visits, node: int, budget: Tensor) -> list[int]:
-        """The accepted path from ``node`` down, empty if its whole subtree fails."""
+    def _search(self, visits: _Visits, node: int, budget: Tensor | None) -> list[int]:
+        """The accepted path from ``node`` down, empty if its whole subtree fails.
+
+        The root's budget is 1 (None): if nothing below it is found, it stops for sure.
+        """
         plan = visits.plan(node, budget)
         if plan is None:
-            return [node] if visits.flip(node, budget) else []
+            return [node] if budget is None or visits.flip(node, budget) else []
         for child, share in visits.tries(node, plan):
             if share > 0 and (below := self._search(visits, child, share)):
                 return [node, *below]
-        return [node] if node == 0 or visits.flip(node, plan.stop) else []
+        return [node] if budget is None or visits.flip(node, plan.stop) else []
 
 
 class Step(NamedTuple):
@@ -188,19 +191,15 @@ class _Visits:
         self._row_of: list[int] = step.tree.row_of.tolist()
         self._children: list[list[int]] = step.tree.children.tolist()
         self._plans: dict[int, Plan] = {}
-        self.all = torch.ones((), dtype=step.target_rows.dtype)  # the root's budget
 
-    def plan(self, node: int, budget: Tensor) -> Plan | None:
-        """The plan of ``node`` with ``budget`` []; None at a leaf."""
+    def plan(self, node: int, budget: Tensor | None = None) -> Plan | None:
+        """The plan of ``node`` with ``budget`` [] (None: all, 1); None at a leaf."""
         row, step = self._row_of[node], self._step
         if row < 0 or step.drafted is None or step.draft_rows is None:
             return None
-        self._plans[node] = self._rule.plan(
-            step.target_rows.select([node]),
-            step.draft_rows.select([row]),
-            step.drafted.select(row),
-            budget.view(1),
-        )
+        target, draft = step.target_rows.select([node]), step.draft_rows.select([row])
+        budget = target.probs.new_ones(1) if budget is None else budget.view(1)
+        self._plans[node] = self._rule.plan(target, draft, step.drafted.select(row), budget)
         return self._plans[node]
 
     def tries(self, node: int, plan: Plan) -> Iterator[tuple[int, Tensor]]:

@@ -117,6 +117,17 @@ def test_whole_generations_follow_the_target(name, how, tiny_pair):
     assert chi_square_p(counts, law) > 1e-4
 
 
+@pytest.mark.parametrize(
+    ("spec", "name"),
+    [("adaptive:2x1x4", "rrs_wor/traversal"), ("adaptive:3x2x3@5", "target_match")],
+)
+def test_adaptive_trees_follow_the_target(spec, name, tiny_pair):
+    pair = tiny_pair(5)
+    params = SamplingParams(max_new_tokens=4, **PLAIN)
+    decoder = SpeculativeDecoder(pair, spec, name, max_length=64)
+    assert chi_square_p(count_texts(decoder, params), exact_law(pair, params)) > 1e-4
+
+
 def count_texts(decoder: SpeculativeDecoder, params: SamplingParams) -> dict:
     counts: dict[tuple[int, ...], int] = {}
     for seed in range(RUNS):
