@@ -50,7 +50,7 @@ def test_the_tree_keeps_within_its_limits(spec, tiny_pair):
 
 
 def test_pruning_by_probability_is_refused_for_sampled_rules(tiny_pair):
-    with pytest.raises(ValueError, match="removes drawn children.*target_match.*not for rrs_wor"):
+    with pytest.raises(ValueError, match=r"removes drawn children.*target_match.*not for rrs_wor"):
         SpeculativeDecoder(tiny_pair(97), "adaptive:4x4x4@9", "rrs_wor")
     SpeculativeDecoder(tiny_pair(97), "adaptive:4x4x4", "rrs_wor")
 
