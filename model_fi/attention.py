@@ -32,6 +32,12 @@ class AttentionBackend(Protocol):
 
     name: str
 
+    def plan(self, t: int, bucket: int, slots: int, shape: AttentionShape) -> None:
+        """Host work ahead of passes of `t` queries over `[0, bucket)` of a cache of `slots`.
+
+        Called outside any capture, any number of times. Most backends need none.
+        """
+
     def begin(self, mask: Tensor, shape: AttentionShape) -> Attend:
         """Prepare a pass of `t` queries over cache slots `[0, S)`; `mask` is `[t, S]` bool."""
         ...
@@ -67,7 +73,7 @@ def folded_bias(mask: Tensor, group: int, dtype: torch.dtype) -> Tensor:
     return bias.expand(t, group, bucket).reshape(t * group, bucket)
 
 
-class MatmulAttention:
+class MatmulAttention(AttentionBackend):
     """Attention spelled out as two batched matrix products: the reference, and fast on a CPU."""
 
     name = "matmul"
@@ -88,7 +94,7 @@ class MatmulAttention:
         return attend
 
 
-class SdpaAttention:
+class SdpaAttention(AttentionBackend):
     """`scaled_dot_product_attention` on folded heads: for devices with fused kernels."""
 
     name = "sdpa"

@@ -58,8 +58,8 @@ def rotate_(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
 
 
 def _plain(*linears: nn.Module) -> bool:
-    """Whether these are dense layers whose weights are ours to lay out (no quantiser, no hook)."""
-    if any(type(m) is not nn.Linear or hasattr(m, "_hf_hook") for m in linears):
+    """Whether these are dense layers whose weights are ours to lay out (not a quantiser's)."""
+    if any(type(m) is not nn.Linear for m in linears):
         return False
     weights = [m.weight for m in linears if isinstance(m, nn.Linear)]
     same = {(w.dtype, w.device, w.shape[1]) for w in weights}
@@ -80,6 +80,10 @@ def _stack(linears: tuple[nn.Linear, ...]) -> tuple[Tensor, Tensor | None]:
         stacked.append(whole)
     assert stacked[0] is not None
     return stacked[0], stacked[1]
+
+
+def _device_of(module: nn.Module) -> torch.device:
+    return next(module.parameters()).device
 
 
 class Attention(nn.Module):
@@ -278,9 +282,11 @@ class LlamaForCausalLM_FI(PreTrainedModel):
             attend = backend.begin(mask.to(device), self.attention_shape)
             inputs[device] = LayerInputs(cos.to(device), sin.to(device), slots.to(device), attend)
         assert self.model.embed_tokens is not None, "a draft without its target's embeddings"
-        hidden = self.model.embed_tokens(token_ids).to(self.compute_dtype)
+        hidden = self.model.embed_tokens(token_ids.to(_device_of(self.model.embed_tokens)))
+        hidden = hidden.to(self.compute_dtype)
         for index, layer in enumerate(self.model.layers):
-            hidden = layer(hidden, index, inputs[cache.devices[index]], cache)
+            device = cache.devices[index]
+            hidden = layer(hidden.to(device), index, inputs[device], cache)
         if isinstance(rows, slice):
             hidden = hidden[rows]
         elif rows is not None:
@@ -290,7 +296,8 @@ class LlamaForCausalLM_FI(PreTrainedModel):
     def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and head: `[r, hidden]` -> `[r, V]` fp32, -inf outside a reduced head."""
         assert self.lm_head is not None, "a draft without its target's head"
-        scores = self.lm_head(self.model.norm(hidden)).float()
+        normed = self.model.norm(hidden.to(_device_of(self.model.norm)))
+        scores = self.lm_head(normed.to(_device_of(self.lm_head))).float()
         ids = getattr(self, "head_token_ids", None)
         if ids is None:
             return scores

@@ -15,6 +15,7 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from accelerate.hooks import remove_hook_from_module
 from torch import nn
 from transformers import AutoConfig, PretrainedConfig
 from transformers.utils import logging as transformers_logging
@@ -76,6 +77,7 @@ def load_model(
         where = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     chosen = resolve_dtype(dtype, config, where, is_gguf=gguf_file is not None)
     model = _load_weights(folder, config, chosen, device_map, gguf_file, kwargs)
+    _refuse_offload(folder, model)
     return prepare_model(model, max_length, target if borrows else None)
 
 
@@ -83,6 +85,8 @@ def prepare_model(
     model: LlamaForCausalLM_FI, max_length: int, target: LlamaForCausalLM_FI | None = None
 ) -> LlamaForCausalLM_FI:
     """Finish a model whose weights are in place: head, rope frequencies, fused layout."""
+    # Accelerate's hooks move inputs to each module's device; the forward pass does that itself.
+    remove_hook_from_module(model, recurse=True)
     _attach_head(model, target)
     model.rope = rope_frequencies(model.config, max_length)
     model.max_length = max_length
@@ -225,6 +229,16 @@ def _load_weights(
     if report["error_msgs"]:
         raise ValueError(f"cannot load {folder}: {report['error_msgs'][0]}")
     return model
+
+
+def _refuse_offload(folder: str, model: LlamaForCausalLM_FI) -> None:
+    """A device map may spread layers over accelerators, but not park them on CPU or disk."""
+    parked = [name for name, p in model.named_parameters() if p.device.type == "meta"]
+    if parked:
+        raise ValueError(
+            f"{folder} does not fit the devices: {len(parked)} tensors ({parked[0]}, ...) would be"
+            " offloaded, which is not supported: use a smaller model or dtype, or more devices"
+        )
 
 
 def _attach_head(model: LlamaForCausalLM_FI, target: LlamaForCausalLM_FI | None) -> None:

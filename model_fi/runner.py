@@ -79,6 +79,10 @@ class EagerRunner:
             rows=rows,
         )
 
+    def plan(self, t: int, bucket: int) -> None:
+        """Let the attention backend prepare passes of `t` tokens over `bucket` cache slots."""
+        self.backend.plan(t, bucket, self.cache.slots, self.model.attention_shape)
+
     def prefill(self, token_ids: Tensor, start: int = 0, chunk: int = 512) -> Tensor:
         """Store a piece of plain text in slots `start ..`, in chunks that bound the memory used.
 

@@ -6,6 +6,7 @@ import os
 
 import pytest
 import torch
+from accelerate import dispatch_model
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM
@@ -17,6 +18,7 @@ from model_fi import (
     load_config,
     load_model,
     predict_memory,
+    prepare_model,
 )
 from model_fi.loading import cpu_computes_bf16, resolve_dtype
 
@@ -203,6 +205,30 @@ def test_device_map(saved):
         assert torch.equal(last_logits(mapped), expected)
     with pytest.raises(ValueError, match="not both"):
         load_model(folder, device="cpu", device_map="auto")
+
+
+def test_hooks_of_a_device_map_are_replaced(saved):
+    """Several devices: accelerate hooks every module; here the pass moves what must move."""
+    folder, _ = saved
+    expected = last_logits(load_model(folder, dtype="float32", device="cpu"))
+    model, _ = LlamaForCausalLM_FI.from_pretrained(
+        folder, config=load_config(folder), dtype=torch.float32, output_loading_info=True
+    )
+    places = {name: "cpu" for name, module in model.named_modules() if name.count(".") == 1}
+    dispatch_model(model, {**places, "lm_head": "cpu"}, main_device="cpu", force_hooks=True)
+    assert hasattr(model.model.layers[0].self_attn.q_proj, "_hf_hook")
+    model = prepare_model(model, 256)
+    assert not hasattr(model.model.layers[0].self_attn.q_proj, "_hf_hook")
+    assert model.model.layers[0].self_attn.fused is not None
+    assert torch.equal(last_logits(model), expected)
+
+
+def test_offloading_is_refused(saved):
+    folder, _ = saved
+    places = {"model.embed_tokens": "cpu", "model.norm": "cpu", "lm_head": "cpu"}
+    places |= {f"model.layers.{i}": "cpu" if i else "disk" for i in range(3)}
+    with pytest.raises(ValueError, match="offloaded"):
+        load_model(folder, device_map=places, offload_folder=folder / "parked")
 
 
 def test_missing_model():
