@@ -4,6 +4,35 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
+
+# Settings of transformers' GenerationConfig that change the text and that no step here applies,
+# with the values that mean "off". They are refused rather than ignored.
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "num_beams": (None, 1),
+    "num_beam_groups": (None, 1),
+    "num_return_sequences": (None, 1),
+    "penalty_alpha": (None, 0.0),
+    "repetition_penalty": (None, 1.0),
+    "encoder_repetition_penalty": (None, 1.0),
+    "no_repeat_ngram_size": (None, 0),
+    "bad_words_ids": (None,),
+    "sequence_bias": (None,),
+    "suppress_tokens": (None, []),
+    "begin_suppress_tokens": (None, []),
+    "forced_bos_token_id": (None,),
+    "forced_eos_token_id": (None,),
+    "exponential_decay_length_penalty": (None,),
+    "min_length": (None, 0),
+    "min_new_tokens": (None, 0),
+    "min_p": (None, 0.0),
+    "top_h": (None,),
+    "typical_p": (None, 1.0),
+    "epsilon_cutoff": (None, 0.0),
+    "eta_cutoff": (None, 0.0),
+    "guidance_scale": (None, 1.0),
+    "watermarking_config": (None,),
+}
 
 
 @dataclass(frozen=True)
@@ -50,6 +79,27 @@ class SamplingParams:
             raise ValueError(f"seed must be in [0, 2**63), got {self.seed}")
         if any(text == "" for text in self.stop):
             raise ValueError("stop strings must not be empty")
+
+    @classmethod
+    def from_generation_config(cls, config: Any, **changes: Any) -> SamplingParams:
+        """What a transformers ``GenerationConfig`` asks for; ``changes`` go on top.
+
+        Raises ValueError naming a setting that is not supported (penalties, beams, ...).
+        """
+        for name, off in UNSUPPORTED.items():
+            value = getattr(config, name, None)
+            if value not in off:
+                raise ValueError(f"{name}={value!r} is not supported: leave it out ({off[-1]})")
+        given = {
+            "max_new_tokens": config.max_new_tokens,
+            "temperature": config.temperature if config.do_sample else 0.0,
+            "top_k": config.top_k if config.do_sample else 0,
+            "top_p": config.top_p if config.do_sample else 1.0,
+            "stop_token_ids": config.eos_token_id,
+            "stop": getattr(config, "stop_strings", None),
+        }
+        given = {name: value for name, value in given.items() if value is not None}
+        return cls(**{**given, **changes})
 
     @property
     def greedy(self) -> bool:

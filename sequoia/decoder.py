@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -20,13 +21,11 @@ from sequoia.inputs import (
 )
 from sequoia.outputs import FinishReason, GenerationOutput, Observer, StepRecord
 from sequoia.pair import Pair
-from sequoia.replay import choose_replay
+from sequoia.replay import BUCKET, choose_replay
 from sequoia.step import SequenceState, Step, StepResult
 from sequoia.stopping import StopWatch
 from tree_builder.adaptive import Tree, make_growth
 from verifiers.base import Uniforms
-
-BUCKET = 64  # cache lengths are rounded up to this: attention reads the used part, shapes repeat
 
 
 class SpeculativeDecoder:
@@ -53,17 +52,21 @@ class SpeculativeDecoder:
         self.pair = pair
         self.tree_name, self.tree = resolve_tree(tree, pair)
         self.verifier = resolve_verifier(verifier, self.tree)
+        # Near the end of a text a tree of so many levels only: nothing is drafted in vain.
+        self.shrunk = [self.tree.truncate(1 + level) for level in range(self.tree.num_levels)]
         self.max_length = check_max_length(max_length, pair)
         slots = -(-(self.max_length + self.tree.size) // BUCKET) * BUCKET
         self.target = EagerRunner(pair.target, slots)
-        drafting = self.tree.size > 1
-        if drafting and pair.draft is None:
-            raise ValueError("the pair has no draft model: load one, or use AutoregressiveDecoder")
-        self.draft = EagerRunner(pair.draft, slots) if drafting else None
+        self.draft: EagerRunner | None = None
+        if self.tree.size > 1:
+            if pair.draft is None:
+                raise ValueError(
+                    "the pair has no draft model: load one, or use AutoregressiveDecoder"
+                )
+            self.draft = EagerRunner(pair.draft, slots)
         self.device = self.target.device
         self._runners = [runner for runner in (self.target, self.draft) if runner is not None]
         self.replay = choose_replay([runner.model for runner in self._runners], graphs)
-        self.generator = torch.Generator(device=self.device)
         self.state = self._new_state(slots)
         self._steps: dict[tuple[Any, ...], Step] = {}
         self._running: object | None = None
@@ -139,18 +142,17 @@ class SpeculativeDecoder:
                 runner.prefill(prompt[:-1])
         return seed
 
-    def advance(
-        self, n: int, params: SamplingParams, remaining: int, owner: object
-    ) -> tuple[Step, StepResult]:
+    def advance(self, n: int, remaining: int, run: Generation) -> tuple[Step, StepResult]:
         """One step from ``n`` known tokens, at most ``remaining`` of its tokens being of use."""
-        if owner is not self._running:
+        if run is not self._running:
             raise RuntimeError(
                 "this generation was abandoned: the decoder has begun another one since "
                 "(one generation at a time; use a second decoder on the same pair)"
             )
-        key, step = self._step(remaining, params)
+        key, step = self.step(run.params, remaining, observed=run.observer is not None)
         self.state.uniforms.uniform_(generator=self.generator)
-        bucket = min(-(-(n - 1 + step.growth.size) // BUCKET) * BUCKET, self.target.cache.slots)
+        bucket = min(self.replay.bucket(n - 1 + step.growth.size), self.target.cache.slots)
+        step.prepare(bucket)
         self.replay.run(key, step, bucket)
         result = step.result()
         if result.fault:
@@ -164,12 +166,23 @@ class SpeculativeDecoder:
 
     # ------------------------------------------------------------------ parts
 
-    def _step(self, remaining: int, params: SamplingParams) -> tuple[tuple[Any, ...], Step]:
-        """The step for what is left to generate: near the end the tree loses its lower levels."""
-        tree = self.tree.truncate(min(remaining, self.tree.num_levels))
-        key = (tree, params.greedy, params.top_k, params.top_p < 1)
+    @cached_property
+    def generator(self) -> torch.Generator:
+        """The source of all uniforms (made when first used: the meta device has none)."""
+        return torch.Generator(device=self.device)
+
+    def step(
+        self, params: SamplingParams, remaining: int, observed: bool = False
+    ) -> tuple[tuple[Any, ...], Step]:
+        """The step for what is left to generate, and its key.
+
+        Near the end the tree loses its lower levels. The key names all that the kernels of the
+        step depend on, but for the bucket.
+        """
+        tree = self.shrunk[min(remaining, self.tree.num_levels) - 1]
+        key = (tree, params.greedy, params.top_k, params.top_p < 1, observed)
         if key not in self._steps:
-            greedy, top_k, use_top_p = key[1:]
+            greedy, top_k, use_top_p = key[1:4]
             self._steps[key] = Step(
                 self.target,
                 self.draft if tree.size > 1 else None,
@@ -178,6 +191,7 @@ class SpeculativeDecoder:
                 self.state,
                 self.state.sampling(greedy=greedy, top_k=top_k, use_top_p=use_top_p),
                 self.pair.vocab_size,
+                observed,
             )
         return key, self._steps[key]
 
@@ -216,7 +230,7 @@ class Generation:
         while watch.finish_reason is None:
             n = len(self.prompt_ids) + len(watch.token_ids)
             remaining = watch.max_new_tokens - len(watch.token_ids)
-            step, result = decoder.advance(n, self.params, remaining, self)
+            step, result = decoder.advance(n, remaining, self)
             kept = watch.push(result.emitted)
             self.accepted_per_step.append(min(result.num_accepted, len(kept)))
             self.finish_reason = watch.finish_reason
@@ -226,6 +240,7 @@ class Generation:
 
     @staticmethod
     def _record(step: Step, result: StepResult) -> StepRecord:
+        assert step.made is not None
         grown, logits, _ = step.made
         target_rows, draft_rows = step.rows(grown, logits)
         return StepRecord(

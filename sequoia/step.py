@@ -41,7 +41,10 @@ class SequenceState:
 
 
 class Made(NamedTuple):
-    """The tensors a run leaves behind: the same addresses whenever a captured run is replayed."""
+    """The tensors an observed run leaves: the same addresses whenever a captured run is replayed.
+
+    They hold until the next step, of this object or another: captured steps share their memory.
+    """
 
     grown: Grown
     target_logits: Tensor  # [m, V]
@@ -61,6 +64,8 @@ class Step:
     """The four phases for one growth, verifier and choice of filters.
 
     ``draft`` may be None where the tree is the root alone: then the step is autoregressive.
+    ``observed``: keep the tensors of each run in ``made``. They are the large ones (rows of the
+    whole vocabulary for every node), so a step that nobody looks into lets them go.
     """
 
     def __init__(
@@ -72,10 +77,13 @@ class Step:
         state: SequenceState,
         sampling: Sampling,
         vocab_size: int,
+        observed: bool = False,
     ) -> None:
         self.target, self.draft, self.growth = target, draft, growth
         self.verifier, self.state, self.sampling = verifier, state, sampling
         self.vocab_size = vocab_size
+        self.observed = observed
+        self.made: Made | None = None
         shape = (growth.num_rows, growth.max_children, growth.size)
         self.uniforms = Uniforms.view(state.uniforms[: Uniforms.num(*shape)], *shape)
         device = state.tokens.device
@@ -83,19 +91,24 @@ class Step:
         self._ahead = torch.arange(growth.num_levels, device=device)
         self._second = torch.ones(1, dtype=torch.long, device=device)
         self._back = torch.tensor([-2, -1], device=device)
-        self.made: Made
 
     @property
     def n(self) -> Tensor:
         return self.state.n
 
+    def prepare(self, bucket: int) -> None:
+        """What the host must do before runs with this bucket, and before their capture."""
+        self.target.plan(self.growth.size, bucket)
+
+    @torch.inference_mode()
     def run(self, bucket: int) -> None:
         """One step over the first ``bucket`` slots of both caches; leaves its result in output."""
         grown = self.grow(bucket)
         logits = self.score(grown, bucket)
         verdict = self.verify(grown, logits)
         self.commit(grown, verdict)
-        self.made = Made(grown, logits, verdict)
+        if self.observed:
+            self.made = Made(grown, logits, verdict)
 
     def grow(self, bucket: int) -> Grown:
         """DRAFT: feed the draft what it has not seen, then grow the tree level by level."""
@@ -139,6 +152,7 @@ class Step:
         if self.growth.num_levels > 1:
             # Compaction comes before the bonus takes a slot: writing it first loses a token.
             source = state.n - 1 + verdict.path[1:]
+            assert self.draft is not None
             for runner in (self.target, self.draft):
                 runner.cache.compact(source, state.n)
         following = grown.tokens[verdict.path.roll(-1)]

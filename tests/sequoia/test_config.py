@@ -1,6 +1,7 @@
 """SamplingParams refuses what cannot be meant."""
 
 import pytest
+from transformers import GenerationConfig
 
 from sequoia import SamplingParams
 
@@ -35,3 +36,23 @@ def test_a_single_stop_string_or_id_is_taken_as_one():
 def test_unsupported_options_are_refused_by_name():
     with pytest.raises(TypeError, match="repetition_penalty"):
         SamplingParams(repetition_penalty=1.2)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("repetition_penalty", 1.2), ("num_beams", 4), ("no_repeat_ngram_size", 3), ("min_p", 0.1)],
+)
+def test_generation_config_settings_that_no_step_applies_are_refused(name, value):
+    config = GenerationConfig(do_sample=True, **{name: value})
+    with pytest.raises(ValueError, match=f"{name}={value}"):
+        SamplingParams.from_generation_config(config)
+
+
+def test_a_generation_config_is_taken_over():
+    config = GenerationConfig(
+        do_sample=True, temperature=0.7, top_k=9, top_p=0.8, max_new_tokens=5, eos_token_id=[1, 2]
+    )
+    assert SamplingParams.from_generation_config(config, seed=3) == SamplingParams(
+        max_new_tokens=5, temperature=0.7, top_k=9, top_p=0.8, stop_token_ids=(1, 2), seed=3
+    )
+    assert SamplingParams.from_generation_config(GenerationConfig(temperature=0.7)).greedy
