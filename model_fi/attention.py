@@ -37,6 +37,7 @@ class AttentionBackend(Protocol):
 
         Called outside any capture, any number of times. Most backends need none.
         """
+        return None
 
     def begin(self, mask: Tensor, shape: AttentionShape) -> Attend:
         """Prepare a pass of `t` queries over cache slots `[0, S)`; `mask` is `[t, S]` bool."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+BUCKET = 64  # cache lengths are rounded up to this: attention reads the used part, shapes repeat
 
 
 class Steppable(Protocol):
     """A step of constant shapes on static buffers (``sequoia.step.Step``)."""
 
-    made: Any  # the tensors the last run left, for observers
+    made: Any  # the tensors the last run left for an observer, or None
 
     @property
     def n(self) -> Tensor: ...
@@ -25,6 +27,10 @@ class Replay(Protocol):
 
     description: str
 
+    def bucket(self, needed: int) -> int:
+        """The cache length to run with when ``needed`` slots are in use."""
+        ...
+
     def run(self, key: Hashable, step: Steppable, bucket: int) -> None: ...
 
 
@@ -34,6 +40,9 @@ class EagerReplay:
     def __init__(self, reason: str) -> None:
         self.description = f"eager ({reason})"
 
+    def bucket(self, needed: int) -> int:
+        return -(-needed // BUCKET) * BUCKET
+
     def run(self, key: Hashable, step: Steppable, bucket: int) -> None:
         step.run(bucket)
 
@@ -41,17 +50,33 @@ class EagerReplay:
 class GraphReplay:
     """Capture the whole step as one CUDA graph per (key, bucket), lazily; then replay it.
 
-    All graphs share one memory pool, since only one runs at a time. A warm-up run on a side
-    stream is a real step: it writes only to slots and tokens from ``n - 1`` on, which the next
-    run overwrites, so putting ``n`` back undoes it.
+    A warm-up on a side stream comes first (libraries make handles and workspaces, kernels are
+    compiled: none of that may happen in a capture). It is a real step: it writes only to slots
+    and tokens from ``n - 1`` on, which the next run overwrites, so putting ``n`` back undoes it.
+
+    All graphs share one memory pool, so they take the memory of the largest and not of all
+    together. That is sound because only one runs at a time and none reads what another left in
+    the pool: whatever lasts from step to step lies in buffers allocated outside. Warm-ups and
+    captures use one stream, as the allocator can share blocks only within a stream.
+
+    No random number is drawn in a step, so no generator is captured.
     """
 
     WARM_UPS = 2
 
     def __init__(self) -> None:
-        self.description = "captured (draft levels, target pass, verification, compaction: 1 graph)"
+        self.description = (
+            "captured: draft levels, target pass, verification and compaction are one CUDA graph, "
+            "made for each cache bucket when first reached"
+        )
         self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()
         self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Any]] = {}
+
+    def bucket(self, needed: int) -> int:
+        """At most a quarter is read in vain, and a long text takes few graphs: four an octave."""
+        grain = max(BUCKET, 1 << max(needed - 1, 0).bit_length() >> 3)
+        return -(-needed // grain) * grain
 
     def run(self, key: Hashable, step: Steppable, bucket: int) -> None:
         full_key = (key, bucket)
@@ -62,16 +87,22 @@ class GraphReplay:
 
     def _capture(self, step: Steppable, bucket: int) -> tuple[torch.cuda.CUDAGraph, Any]:
         n = step.n.clone()
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
             for _ in range(self.WARM_UPS):
                 step.run(bucket)
                 step.n.copy_(n)
-        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.current_stream().wait_stream(self._stream)
+        step.made = None  # what an earlier capture left must not be held while memory is planned
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            step.run(bucket)
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+                step.run(bucket)
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"the step cannot be captured as a CUDA graph ({error}): run it eagerly, with "
+                "graphs=False or --no-graphs"
+            ) from error
         return graph, step.made
 
 
@@ -85,6 +116,17 @@ def choose_replay(models: list[Any], graphs: bool = True) -> Replay:
         return EagerReplay(f"CUDA graphs need a CUDA device, the models are on {kinds}")
     if len(devices) > 1:
         return EagerReplay("the models are spread over several devices")
-    if any(hasattr(module, "_hf_hook") for model in models for module in model.modules()):
-        return EagerReplay("accelerate's hooks move weights during the pass")
-    return GraphReplay()
+    reason = _hooked(module for model in models for module in model.modules())
+    return EagerReplay(reason) if reason else GraphReplay()
+
+
+def _hooked(modules: Iterable[nn.Module]) -> str:
+    """Why these modules must run in Python at every pass, or nothing."""
+    for module in modules:
+        if hasattr(module, "_hf_hook"):
+            return "accelerate's hooks move weights during the pass"
+        if module._forward_hooks or module._forward_pre_hooks:
+            return f"a forward hook on {type(module).__name__} would run at the capture only"
+        if any(hasattr(p, "device_mesh") for p in module.parameters(recurse=False)):
+            return "the weights are sharded over several processes"
+    return ""
