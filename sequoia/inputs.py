@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import verifiers
+from sequoia.tuned import PREFIX, Tuned
 from tree_builder import TreeTopology, load_tree
 from tree_builder.adaptive import AdaptiveTree, Tree
 from verifiers.base import Uniforms, Verdict
@@ -67,7 +68,8 @@ def _flatten(prompt: Any) -> list[int]:
 
 
 def resolve_tree(tree: str | Tree, pair: Pair) -> tuple[str, Tree]:
-    """A tree and its name in reports. ``auto`` is the pair's own choice, if it has one."""
+    """A tree and its name in reports. ``auto`` is the pair's own choice, if it has one, and
+    ``auto:FILE`` that of a result of ``sequoia tune``."""
     if isinstance(tree, TreeTopology):
         return f"{tree.size} nodes, {tree.num_levels} levels", tree
     if isinstance(tree, AdaptiveTree):
@@ -84,6 +86,8 @@ def resolve_tree(tree: str | Tree, pair: Pair) -> tuple[str, Tree]:
                 stacklevel=3,
             )
         return FALLBACK_TREE, load_tree(FALLBACK_TREE)
+    if str(tree).startswith(PREFIX):
+        return str(tree), Tuned.load(str(tree).removeprefix(PREFIX)).tree
     return str(tree), load_tree(tree)
 
 

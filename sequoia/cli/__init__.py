@@ -22,6 +22,9 @@ COMMANDS = {
     "chat": "sequoia.cli.chat",
     "info": "sequoia.cli.info",
     "show": "sequoia.cli.show",
+    "profile": "sequoia.cli.profile",
+    "tree": "sequoia.cli.tree",
+    "tune": "sequoia.cli.tune",
 }
 
 EXIT_BAD_INPUT = 2

@@ -35,7 +35,7 @@ class TreeOptions:
     """What is drafted and how it is verified."""
 
     tree: str
-    verifier: str
+    verifier: str | None  # None: the one the tree was tuned for, else rrs_wor
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,34 @@ class SamplingOptions:
         from sequoia.config import SamplingParams
 
         return SamplingParams(**dataclasses.asdict(self))
+
+
+@dataclass(frozen=True)
+class MeasureOptions:
+    """What acceptance is measured on and how finely; ``params()`` validates the sampling."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+    new_tokens: int
+    prompts: int
+    kind: str | None
+    text: str | None
+    max_children: int
+    depths: int
+    positions: int
+
+    def params(self) -> SamplingParams:
+        from sequoia.config import SamplingParams
+
+        return SamplingParams(
+            max_new_tokens=self.new_tokens,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            seed=self.seed,
+        )
 
 
 _MODEL = [
@@ -92,14 +120,14 @@ _TREE = [
         default="auto",
         show_default=True,
         metavar="TREE",
-        help="chain:5, kary:2^3, chains:4x8, a growmap or tree file, or 'auto'.",
+        help="chain:5, kary:2^3, chains:4x8, a growmap or tree file, 'auto', or auto:FILE of "
+        "`sequoia tune`.",
     ),
     click.option(
         "--verifier",
-        default="rrs_wor",
-        show_default=True,
         metavar="NAME",
-        help="The rule that draws and accepts; an unknown name lists those there are.",
+        help="The rule that draws and accepts; an unknown name lists those there are. "
+        "[default: what the tree was tuned for, else rrs_wor]",
     ),
 ]
 
@@ -112,6 +140,53 @@ _SAMPLING = [
     click.option("--top-p", type=float, default=1.0, show_default=True, help="1 is off."),
     click.option("--seed", type=int, help="The same seed gives the same text."),
     click.option("--stop", multiple=True, metavar="TEXT", help="End before TEXT (repeatable)."),
+]
+
+
+_MEASURE = [
+    *_SAMPLING[1:4],
+    click.option("--seed", type=int, default=0, show_default=True),
+    click.option(
+        "--new-tokens",
+        type=click.IntRange(min=1),
+        default=96,
+        show_default=True,
+        help="Length of each text: of the target's answers, or of the pieces of --text.",
+    ),
+    click.option(
+        "--prompts",
+        type=click.IntRange(min=1),
+        default=24,
+        show_default=True,
+        help="Texts to measure on: shipped prompts with the target's answers, or pieces of --text.",
+    ),
+    click.option("--kind", metavar="KIND", help="Only shipped prompts of this kind."),
+    click.option(
+        "--text",
+        type=click.Path(exists=True, dir_okay=False),
+        help="Measure acceptance on this text instead of the target's own answers.",
+    ),
+    click.option(
+        "--max-children",
+        type=click.IntRange(min=1),
+        default=8,
+        show_default=True,
+        help="Children of a node that the tables know.",
+    ),
+    click.option(
+        "--depths",
+        type=click.IntRange(min=1),
+        default=4,
+        show_default=True,
+        help="Depths of the tree whose acceptance is told apart.",
+    ),
+    click.option(
+        "--positions",
+        type=click.IntRange(min=1),
+        default=48,
+        show_default=True,
+        help="Most positions of a text whose acceptance is computed.",
+    ),
 ]
 
 
@@ -132,3 +207,4 @@ def _collect(argument: str, cls: type, options: list[Any]) -> Callable[[Any], An
 model_options = _collect("models", ModelOptions, _MODEL)
 tree_options = _collect("trees", TreeOptions, _TREE)
 sampling_options = _collect("sampling", SamplingOptions, _SAMPLING)
+measure_options = _collect("measures", MeasureOptions, _MEASURE)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from sequoia.decoder import SpeculativeDecoder
     from sequoia.pair import Pair
 
+DEFAULT_VERIFIER = "rrs_wor"
+
 
 def note(message: str) -> None:
     """Say something beside the text, on stderr."""
@@ -58,7 +60,15 @@ def make_decoder(pair: Pair, trees: TreeOptions, max_length: int | None) -> Spec
 
     if pair.draft is None:
         return AutoregressiveDecoder(pair, max_length=max_length)
-    return SpeculativeDecoder(pair, trees.tree, trees.verifier, max_length=max_length)
+    verifier = verifier_name(trees, pair.tree_file)
+    return SpeculativeDecoder(pair, trees.tree, verifier, max_length=max_length)
+
+
+def verifier_name(trees: TreeOptions, tree_file: str | None = None) -> str:
+    """The verifier asked for, else the one the tree was tuned for, else the default."""
+    from sequoia.tuned import tuned_verifier
+
+    return trees.verifier or tuned_verifier(trees.tree, tree_file) or DEFAULT_VERIFIER
 
 
 def chat_ids(pair: Pair, messages: list[dict[str, str]]) -> list[int]:
@@ -117,7 +127,7 @@ def _check_tree(trees: TreeOptions, params: SamplingParams | None) -> None:
     import verifiers
     from sequoia.inputs import resolve_tree, resolve_verifier
 
-    verifier = verifiers.make(trees.verifier)
+    verifier = verifiers.make(verifier_name(trees))
     if params is not None and not params.greedy and trees.verifier == "greedy":
         raise ValueError(
             f"--verifier greedy decodes at temperature 0 only, got {params.temperature}: "

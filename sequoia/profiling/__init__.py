@@ -4,7 +4,7 @@ static.py   exact acceptance per position, teacher-forced over text
 live.py     acceptance counted while generating, for any verifier
 latency.py  times of the engine's own phases by number of tokens and context
 speed.py    a tree against plain decoding, taking turns
-tuning.py   the result of ``sequoia tune``
+tuning.py   predictions beside measurements
 journal.py  results on disk as they come: everything here continues where it was interrupted
 """
 
@@ -15,7 +15,6 @@ from sequoia.profiling.live import LiveCounter, profile_live
 from sequoia.profiling.speed import measure_speed
 from sequoia.profiling.static import StaticSettings, profile_static
 from sequoia.profiling.texts import Text, file_texts, own_texts, shipped_prompts
-from sequoia.profiling.tuning import Tuned
 
 __all__ = [
     "Clock",
@@ -24,7 +23,6 @@ __all__ = [
     "LiveCounter",
     "StaticSettings",
     "Text",
-    "Tuned",
     "file_texts",
     "measure_latency",
     "measure_speed",

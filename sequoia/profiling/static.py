@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import verifiers.acceptance
+import verifiers
 from model_fi import EagerRunner, causal_mask
 from sequoia.config import SamplingParams
 from sequoia.pair import Pair
@@ -28,7 +28,7 @@ from sequoia.profiling.journal import Journal
 from sequoia.profiling.ratios import table_of
 from sequoia.profiling.texts import Progress, Text, quiet
 from tree_builder import AcceptanceTable
-from verifiers.acceptance import rule_name
+from verifiers.acceptance import acceptance, rule_name
 from verifiers.probs import Sampling, make_rows
 
 CHUNK = 64  # positions per pass: bounds the memory that rows of a large vocabulary take
@@ -220,9 +220,7 @@ class _Profiler:
         samples = self.settings.samples if rule_name(rule) == "rrs_wor" else None
 
         def rates(children: int) -> np.ndarray:
-            found = verifiers.acceptance.acceptance(
-                rule, p.double(), q.double(), children, samples=samples, rng=rng
-            )
+            found = acceptance(rule, p.double(), q.double(), children, samples=samples, rng=rng)
             values = found if isinstance(found, Tensor) else found.values
             return values.cpu().numpy()
 

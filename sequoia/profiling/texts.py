@@ -31,16 +31,24 @@ class Text(NamedTuple):
     start: int
 
 
-def shipped_prompts(pair: Pair, number: int, kind: str | None = None) -> list[Text]:
-    """The first ``number`` shipped prompts, all kinds in turn, in the chat template if there is
-    one. ``start`` is the end of the prompt. ValueError for a number below 1."""
+def shipped_prompts(
+    pair: Pair, number: int, longest: int | None = None, kind: str | None = None
+) -> list[Text]:
+    """The first ``number`` shipped prompts of at most ``longest`` tokens, all kinds in turn, in
+    the chat template if there is one. ``start`` is the end of the prompt.
+
+    ValueError for a number below 1, or when no prompt is short enough."""
     if number < 1:
         raise ValueError(f"at least 1 prompt is needed, got {number}")
-    prompts = sorted(load(kind), key=lambda prompt: prompt.id.rpartition("-")[2])
-    texts = []
-    for prompt in prompts[:number]:
+    texts: list[Text] = []
+    for prompt in sorted(load(kind), key=lambda prompt: prompt.id.rpartition("-")[2]):
         ids = _encode(pair, prompt.text)
-        texts.append(Text(prompt.id, ids, len(ids)))
+        if longest is None or len(ids) <= longest:
+            texts.append(Text(prompt.id, ids, len(ids)))
+        if len(texts) == number:
+            break
+    if not texts:
+        raise ValueError(f"no shipped prompt has at most {longest} tokens: ask for less text")
     return texts
 
 

@@ -1,52 +1,13 @@
-"""Profile, search, choose, and check the choice: everything behind ``sequoia tune``."""
+"""What a choice predicts, beside what is then measured."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 from sequoia.provenance import collect
-from tree_builder import TreeTopology, read_tree, save_tree
 from tree_builder.choose import Candidate, Choice
-
-FORMAT = "tune-result"
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """The tree and the rule chosen for a pair on a machine.
-
-    prediction   what was expected of them, and what they were weighed against
-    measurement  the same, measured afterwards; None: not measured
-    provenance   pair, sampling, machine, commit, command
-    """
-
-    tree: TreeTopology
-    verifier: str
-    prediction: Mapping[str, Any]
-    measurement: Mapping[str, Any] | None
-    provenance: Mapping[str, Any]
-
-    def save(self, path: str | Path) -> None:
-        """A tree file as ``tree_builder`` reads it, with everything else as metadata."""
-        about = {name: value for name, value in vars(self).items() if name != "tree"}
-        save_tree(self.tree, path, {"format": FORMAT, **about})
-
-    @classmethod
-    def load(cls, path: str | Path) -> Tuned:
-        """ValueError for a file that is no tune result, naming it."""
-        tree, about = read_tree(Path(path))
-        if about.pop("format", None) != FORMAT or not isinstance(about.get("verifier"), str):
-            raise ValueError(f'{path}: not a result of `sequoia tune` (no "format": "{FORMAT}")')
-        return cls(
-            tree,
-            about["verifier"],
-            about.get("prediction") or {},
-            about.get("measurement"),
-            about.get("provenance") or {},
-        )
 
 
 def prediction(choice: Choice) -> dict[str, Any]:

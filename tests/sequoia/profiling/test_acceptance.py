@@ -7,7 +7,6 @@ import itertools
 import numpy as np
 import pytest
 import torch
-import verifiers.acceptance  # noqa: F401
 
 from model_fi import EagerRunner, causal_mask
 from sequoia import SamplingParams, SpeculativeDecoder
@@ -100,8 +99,8 @@ def test_depth_weights_follow_a_text():
 
 def test_depth_weights_match_positions_of_a_live_chain(pair):
     """Static by depth predicts what a chain of single drafts meets at each depth."""
-    prompts = [Text(f"p{i}", [i % 7, 2], 2) for i in range(10)]
-    params = SamplingParams(max_new_tokens=40, seed=3)
+    prompts = [Text(f"p{i}", [i % 7, 2], 2) for i in range(6)]
+    params = SamplingParams(max_new_tokens=30, seed=3)
     texts = own_texts(pair, prompts, params, memory())
     settings = StaticSettings(("rrs",), max_children=1, num_depths=2, positions=1000)
     static = profile_static(pair, texts, params, settings, memory())["rrs"]
