@@ -26,7 +26,8 @@ def test_the_python_example_runs(target, draft, monkeypatch, capsys):
     exec(code, names)
     output = names["output"]
     printed = capsys.readouterr().out
-    assert output.text and printed.startswith(output.text)
+    assert output.text
+    assert printed.startswith(output.text)
     assert f"{output.tokens_per_step} {output.finish_reason}\n" in printed
 
 
