@@ -48,11 +48,13 @@ class EagerReplay:
 
 
 class GraphReplay:
-    """Capture the whole step as one CUDA graph per (key, bucket), lazily; then replay it.
+    """Capture the whole step as one CUDA graph per (key, bucket) that comes twice; replay it.
 
-    A warm-up on a side stream comes first (libraries make handles and workspaces, kernels are
-    compiled: none of that may happen in a capture). It is a real step: it writes only to slots
-    and tokens from ``n - 1`` on, which the next run overwrites, so putting ``n`` back undoes it.
+    The first run of each is eager: the small trees at the end of a text would cost more to
+    capture than they save. A warm-up on a side stream precedes a capture (libraries make handles
+    and workspaces, kernels are compiled: none of that may happen in a capture). It is a real
+    step: it writes only to slots and tokens from ``n - 1`` on, which the next run overwrites, so
+    putting ``n`` back undoes it.
 
     All graphs share one memory pool, so they take the memory of the largest and not of all
     together. That is sound because only one runs at a time and none reads what another left in
@@ -62,15 +64,14 @@ class GraphReplay:
     No random number is drawn in a step, so no generator is captured.
     """
 
-    WARM_UPS = 2
-
     def __init__(self) -> None:
         self.description = (
             "captured: draft levels, target pass, verification and compaction are one CUDA graph, "
-            "made for each cache bucket when first reached"
+            "made for each cache bucket when it is reached"
         )
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream()
+        self._seen: set[Hashable] = set()
         self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Any]] = {}
 
     def bucket(self, needed: int) -> int:
@@ -80,6 +81,10 @@ class GraphReplay:
 
     def run(self, key: Hashable, step: Steppable, bucket: int) -> None:
         full_key = (key, bucket)
+        if full_key not in self._seen:
+            self._seen.add(full_key)
+            step.run(bucket)
+            return
         if full_key not in self._graphs:
             self._graphs[full_key] = self._capture(step, bucket)
         graph, step.made = self._graphs[full_key]
@@ -89,9 +94,8 @@ class GraphReplay:
         n = step.n.clone()
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            for _ in range(self.WARM_UPS):
-                step.run(bucket)
-                step.n.copy_(n)
+            step.run(bucket)
+            step.n.copy_(n)
         torch.cuda.current_stream().wait_stream(self._stream)
         step.made = None  # what an earlier capture left must not be held while memory is planned
         graph = torch.cuda.CUDAGraph()
