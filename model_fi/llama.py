@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
 from model_fi.attention import Attend, AttentionBackend, AttentionShape
+from model_fi.dense import PACK_LIMIT, Dense, is_plain, lay_out
 from model_fi.families import Dims, dims, draft_head
 from model_fi.kv_cache import KVCache
 
@@ -57,31 +57,6 @@ def rotate_(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
     heads.mul_(cos).addcmul_(swapped, sin)
 
 
-def _plain(*linears: nn.Module) -> bool:
-    """Whether these are dense layers whose weights are ours to lay out (not a quantiser's)."""
-    if any(type(m) is not nn.Linear for m in linears):
-        return False
-    weights = [m.weight for m in linears if isinstance(m, nn.Linear)]
-    same = {(w.dtype, w.device, w.shape[1]) for w in weights}
-    return len(same) == 1 and all(type(w) is nn.Parameter for w in weights)
-
-
-def _stack(linears: tuple[nn.Linear, ...]) -> tuple[Tensor, Tensor | None]:
-    """Lay the weights (and biases) of several layers out as one tensor, their own as its views."""
-    stacked: list[Tensor | None] = []
-    for name in ("weight", "bias"):
-        parts = [getattr(linear, name) for linear in linears]
-        if parts[0] is None:
-            stacked.append(None)
-            continue
-        whole = torch.cat([part.detach() for part in parts])
-        for part, view in zip(parts, whole.split([p.shape[0] for p in parts]), strict=True):
-            part.data = view
-        stacked.append(whole)
-    assert stacked[0] is not None
-    return stacked[0], stacked[1]
-
-
 def _device_of(module: nn.Module) -> torch.device:
     return next(module.parameters()).device
 
@@ -99,17 +74,19 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(q_size, d.hidden, bias=d.o_bias)
         self.q_norm = RMSNorm(d.head_dim, d.eps) if d.qk_norm else None
         self.k_norm = RMSNorm(d.head_dim, d.eps) if d.qk_norm else None
-        self.fused: tuple[Tensor, Tensor | None] | None = None
+        self.qkv: Dense | None = None  # set by `fuse` where the layers are plain
+        self.out: Dense | None = None
 
-    def fuse(self) -> None:
-        """Make q/k/v one matrix, where they are plain dense layers."""
+    def fuse(self, pack: bool) -> None:
+        """Lay plain dense layers out for speed: q/k/v as one product."""
         parts = (self.q_proj, self.k_proj, self.v_proj)
-        self.fused = _stack(parts) if _plain(*parts) else None
+        self.qkv = lay_out(parts, pack) if is_plain(parts) else None
+        self.out = lay_out([self.o_proj], pack) if is_plain([self.o_proj]) else None
 
     def forward(self, x: Tensor, layer: int, inputs: LayerInputs, cache: KVCache) -> Tensor:
         """`x` `[t, hidden]` -> `[t, hidden]`; stores the pass's keys and values in its slots."""
-        if self.fused is not None:
-            qkv = F.linear(x, *self.fused)
+        if self.qkv is not None:
+            qkv = self.qkv(x)
         else:
             qkv = torch.cat((self.q_proj(x), self.k_proj(x), self.v_proj(x)), dim=-1)
         heads = qkv.view(x.shape[0], self.heads + 2 * self.kv_heads, self.head_dim)
@@ -118,7 +95,8 @@ class Attention(nn.Module):
             heads = torch.cat((self.q_norm(q), self.k_norm(k), v), dim=1)
         rotate_(heads[:, : -self.kv_heads], inputs.cos, inputs.sin)
         cache.write_rows(layer, inputs.slots, heads[:, self.heads :])
-        return self.o_proj(inputs.attend(heads[:, : self.heads], *cache.layer(layer)))
+        attended = inputs.attend(heads[:, : self.heads], *cache.layer(layer))
+        return (self.out or self.o_proj)(attended)
 
 
 class GatedMLP(nn.Module):
@@ -130,20 +108,22 @@ class GatedMLP(nn.Module):
         self.up_proj = nn.Linear(d.hidden, d.intermediate, bias=d.mlp_bias)
         self.down_proj = nn.Linear(d.intermediate, d.hidden, bias=d.mlp_bias)
         self.activation = ACT2FN[d.activation]
-        self.fused: tuple[Tensor, Tensor | None] | None = None
+        self.gate_up: Dense | None = None  # set by `fuse` where the layers are plain
+        self.down: Dense | None = None
 
-    def fuse(self) -> None:
-        """Make gate and up one matrix, where they are plain dense layers."""
+    def fuse(self, pack: bool) -> None:
+        """Lay plain dense layers out for speed: gate and up as one product."""
         parts = (self.gate_proj, self.up_proj)
-        self.fused = _stack(parts) if _plain(*parts) else None
+        self.gate_up = lay_out(parts, pack) if is_plain(parts) else None
+        self.down = lay_out([self.down_proj], pack) if is_plain([self.down_proj]) else None
 
     def forward(self, x: Tensor) -> Tensor:
         """`[t, hidden]` -> `[t, hidden]`."""
-        if self.fused is not None:
-            gate, up = F.linear(x, *self.fused).chunk(2, dim=-1)
+        if self.gate_up is not None:
+            gate, up = self.gate_up(x).chunk(2, dim=-1)
         else:
             gate, up = self.gate_proj(x), self.up_proj(x)
-        return self.down_proj(self.activation(gate).mul_(up))
+        return (self.down or self.down_proj)(self.activation(gate).mul_(up))
 
 
 class DecoderLayer(nn.Module):
@@ -155,19 +135,6 @@ class DecoderLayer(nn.Module):
         self.mlp = GatedMLP(d)
         self.input_layernorm = RMSNorm(d.hidden, d.eps)
         self.post_attention_layernorm = RMSNorm(d.hidden, d.eps)
-
-    def fuse(self) -> None:
-        """See `Attention.fuse` and `GatedMLP.fuse`."""
-        self.self_attn.fuse()
-        self.mlp.fuse()
-
-    def _apply(self, fn: Any, recurse: bool = True) -> DecoderLayer:
-        # .to(), .half() and the like give every parameter its own storage: lay them out again.
-        fused = self.self_attn.fused is not None or self.mlp.fused is not None
-        super()._apply(fn, recurse)
-        if fused:
-            self.fuse()
-        return self
 
     def forward(self, x: Tensor, layer: int, inputs: LayerInputs, cache: KVCache) -> Tensor:
         """`[t, hidden]` -> `[t, hidden]`."""
@@ -203,6 +170,8 @@ class LlamaForCausalLM_FI(PreTrainedModel):
         self.dims = d
         self.rope: tuple[Tensor, float] | None = None  # frequencies, set once weights are loaded
         self.max_length = 0
+        self.is_fused = self.borrows_head = False
+        self.head: Any = None  # what computes logits; `lm_head` where it is not plain
         self.model = Decoder(d, own_embeddings=not head.shares_target_embeddings)
         borrowed = head.shares_target_embeddings and not head.own
         gathered = d.tied and head.reduced_size > 0
@@ -229,9 +198,28 @@ class LlamaForCausalLM_FI(PreTrainedModel):
         pass
 
     def fuse(self) -> None:
-        """Lay out plain dense weights for speed; call it once loading is over. Exact."""
+        """Lay plain dense weights out for speed, once loading is over (see `dense`).
+
+        A head that belongs to another model (a draft's target) is used as that model laid it out.
+        """
+        pack = sum(p.numel() * p.element_size() for p in self.parameters()) <= PACK_LIMIT
         for layer in self.model.layers:
-            layer.fuse()
+            layer.self_attn.fuse(pack)
+            layer.mlp.fuse(pack)
+        if (
+            isinstance(self.lm_head, nn.Linear)
+            and not self.borrows_head
+            and is_plain([self.lm_head])
+        ):
+            self.head = lay_out([self.lm_head], pack)
+        self.is_fused = True
+
+    def _apply(self, fn: Any, recurse: bool = True) -> LlamaForCausalLM_FI:
+        # .to(), .half() and the like give every parameter its own storage: lay them out again.
+        super()._apply(fn, recurse)
+        if self.is_fused:
+            self.fuse()
+        return self
 
     @property
     def layer_devices(self) -> list[torch.device]:
@@ -297,7 +285,8 @@ class LlamaForCausalLM_FI(PreTrainedModel):
         """Final norm and head: `[r, hidden]` -> `[r, V]` fp32, -inf outside a reduced head."""
         assert self.lm_head is not None, "a draft without its target's head"
         normed = self.model.norm(hidden.to(_device_of(self.model.norm)))
-        scores = self.lm_head(normed.to(_device_of(self.lm_head))).float()
+        normed = normed.to(_device_of(self.lm_head))
+        scores = (self.head or self.lm_head)(normed).float()
         ids = getattr(self, "head_token_ids", None)
         if ids is None:
             return scores

@@ -255,7 +255,8 @@ def _attach_head(model: LlamaForCausalLM_FI, target: LlamaForCausalLM_FI | None)
         return
     source: Any = model.model.embed_tokens if target is None else target.lm_head
     if ids is None:
-        model.lm_head = source
+        model.lm_head, model.borrows_head = source, True
+        model.head = target.head if target is not None else None
         return
     if type(source) not in (nn.Linear, nn.Embedding):
         raise ValueError(f"a reduced head needs dense rows, not {type(source).__name__}")

@@ -71,11 +71,16 @@ def test_fused_matrices_are_views_of_the_parameters(saved):
     folder, _ = saved
     ours = load_model(folder, dtype="float32", device="cpu")
     attention, mlp = ours.model.layers[1].self_attn, ours.model.layers[1].mlp
-    for module, names in ((attention, "qkv"), (mlp, ["gate", "up"])):
-        parts = [getattr(module, f"{name}_proj") for name in names]
-        for whole, kind in zip(module.fused, ("weight", "bias"), strict=True):
-            stacked = torch.cat([getattr(part, kind) for part in parts])
-            assert torch.equal(whole, stacked)
+    for dense, parts in (
+        (attention.qkv, [attention.q_proj, attention.k_proj, attention.v_proj]),
+        (mlp.gate_up, [mlp.gate_proj, mlp.up_proj]),
+        (ours.head, [ours.lm_head]),
+    ):
+        for kind in ("weight", "bias"):
+            whole = getattr(dense, kind)
+            if whole is None:
+                continue
+            assert torch.equal(whole, torch.cat([getattr(part, kind) for part in parts]))
             assert whole.data_ptr() == getattr(parts[0], kind).data_ptr()
     size = sum(p.numel() for p in ours.parameters()) * 4
     storages = {p.untyped_storage().data_ptr(): p.untyped_storage() for p in ours.parameters()}
@@ -87,7 +92,7 @@ def test_fusing_survives_a_move(saved):
     ours = load_model(folder, dtype="float32", device="cpu")
     expected = last_logits(ours)
     moved = ours.to(torch.float64)
-    fused = moved.model.layers[0].self_attn.fused[0]
+    fused = moved.model.layers[0].self_attn.qkv.weight
     assert fused.dtype == torch.float64
     assert fused.data_ptr() == moved.model.layers[0].self_attn.q_proj.weight.data_ptr()
     torch.testing.assert_close(last_logits(moved.to(torch.float32)), expected)
@@ -104,8 +109,8 @@ def test_layers_that_are_not_plain_are_left_alone_and_agree(saved):
         layer.self_attn.k_proj.__class__ = Wrapped
         layer.mlp.up_proj.__class__ = Wrapped
     ours.fuse()
-    assert ours.model.layers[0].self_attn.fused is None
-    assert ours.model.layers[0].mlp.fused is None
+    assert ours.model.layers[0].self_attn.qkv is None
+    assert ours.model.layers[0].mlp.gate_up is None
     torch.testing.assert_close(last_logits(ours), expected)
 
 
@@ -219,7 +224,7 @@ def test_hooks_of_a_device_map_are_replaced(saved):
     assert hasattr(model.model.layers[0].self_attn.q_proj, "_hf_hook")
     model = prepare_model(model, 256)
     assert not hasattr(model.model.layers[0].self_attn.q_proj, "_hf_hook")
-    assert model.model.layers[0].self_attn.fused is not None
+    assert model.model.layers[0].self_attn.qkv is not None
     assert torch.equal(last_logits(model), expected)
 
 
