@@ -83,6 +83,28 @@ def draft_config(target_config: Any, shape: DraftShape) -> Any:
     return config
 
 
+def plain_config(config: Any) -> dict[str, Any]:
+    """The config as it is written: nothing of how the target was stored or called.
+
+    Rope goes out in both generations of keys: transformers 4 reads ``rope_theta`` and
+    ``rope_scaling`` and would fall back to its defaults, silently, on ``rope_parameters`` alone.
+    """
+    out = config.to_diff_dict() | {"model_type": config.model_type}
+    for name in ("_name_or_path", "_model_name_or_path", "quantization_config", "use_cache"):
+        out.pop(name, None)
+    for name in ("hidden_size", "intermediate_size", "max_position_embeddings", "rms_norm_eps"):
+        out[name] = getattr(config, name)
+    for name in ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size"):
+        out[name] = getattr(config, name)
+    out["head_dim"] = _head_dim(config)
+    rope = getattr(config, "rope_parameters", None)
+    if rope and "rope_theta" in rope:
+        out["rope_theta"] = rope["rope_theta"]
+        if rope.get("rope_type", "default") != "default":
+            out["rope_scaling"] = rope
+    return out
+
+
 def pick_layers(available: int, wanted: int) -> list[int]:
     """``wanted`` target layers, evenly spaced, first and last included (one layer: the first)."""
     if wanted == 1:
@@ -173,10 +195,12 @@ class Draft(nn.Module):
             for name, value in self.shipped_tensors().items()
         }
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-        config = self.config.to_dict()
-        config.pop("_name_or_path", None)
-        config["architectures"] = [type(self.model).__name__.replace("Model", "ForCausalLM")]
-        config["dtype"] = str(dtype).removeprefix("torch.")
+        (folder / "model.safetensors").chmod(0o644)  # safetensors leaves it to its owner alone
+        architecture = type(self.model).__name__.replace("Model", "ForCausalLM")
+        config = plain_config(self.config) | {
+            "architectures": [architecture],
+            "dtype": str(dtype).removeprefix("torch."),
+        }
         text = json.dumps(config, indent=2, sort_keys=True)
         (folder / "config.json").write_text(text + "\n", encoding="utf-8")
         return (folder / "model.safetensors").stat().st_size

@@ -13,7 +13,13 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from experiments.distill import main
-from experiments.distillation.draft import Draft, DraftShape, frequent_tokens, pick_layers
+from experiments.distillation.draft import (
+    Draft,
+    DraftShape,
+    frequent_tokens,
+    pick_layers,
+    plain_config,
+)
 from experiments.distillation.losses import gather_top, kl, total_variation
 from experiments.distillation.store import Sequence, read_shard, read_store, write_shard
 from experiments.distillation.targets import score, score_store
@@ -189,6 +195,19 @@ class TestDraft:
         table = target.get_input_embeddings().weight
         best = torch.linalg.svdvals(table)[:16].square().sum()
         assert draft.embed_tokens.square().sum().item() == pytest.approx(best.item(), rel=1e-4)
+
+    def test_the_config_says_rope_to_both_generations_and_nothing_of_the_targets_storage(self):
+        rope = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0}
+        rope |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+        config = LlamaConfig(hidden_size=64, num_attention_heads=4, rope_parameters=rope)
+        config.quantization_config = {"quant_method": "gguf"}
+        written = plain_config(config)
+        assert written["rope_theta"] == 5e5
+        assert written["rope_scaling"]["rope_type"] == "llama3"
+        assert LlamaConfig(**written).rope_parameters == config.rope_parameters
+        assert "quantization_config" not in written
+        plain = LlamaConfig(hidden_size=64, num_attention_heads=4)
+        assert "rope_scaling" not in plain_config(plain)
 
     def test_layers_are_spread_from_first_to_last(self):
         assert pick_layers(30, 1) == [0]
