@@ -161,7 +161,7 @@ PAIRS: dict[str, Callable[[random.Random, int], Pair]] = {
 }
 
 
-def _toy(size: int, root: str, seed: int, greedy: bool) -> Toy:
+def random_toy(size: int, root: str, seed: int, greedy: bool = False) -> Toy:
     """Rows of kind ``root`` for the first token, of kinds drawn at random further on."""
     kinds = list(PAIRS)
 
@@ -197,7 +197,7 @@ def standard_cases(most: int | None, *, greedy: bool = False, thorough: bool = F
 
     def add(name: str, tree: TreeTopology, size: int, root: str, joint: bool = False) -> None:
         if most is None or tree.max_children <= most:
-            toy = _toy(size, root, len(cases), greedy)
+            toy = random_toy(size, root, len(cases), greedy)
             cases.append(Case(f"{name}, V = {size}, {root}", (tree, CHAIN), toy, joint))
 
     for root in PAIRS:

@@ -38,6 +38,21 @@ class Sampling(NamedTuple):
     greedy: bool = False
 
 
+class RowsLike(Protocol):
+    """What the verifiers read: :class:`Rows`, or something that makes them when asked."""
+
+    @property
+    def logits(self) -> Tensor: ...
+
+    @property
+    def probs(self) -> Tensor: ...
+
+    @property
+    def num_rows(self) -> int: ...
+
+    def select(self, index: Tensor | Sequence[int]) -> RowsLike: ...
+
+
 class Rows(NamedTuple):
     """Distributions of ``b`` nodes after temperature and filters.
 
@@ -52,11 +67,6 @@ class Rows(NamedTuple):
     @property
     def num_rows(self) -> int:
         return self.logits.shape[0]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of all probability work on these rows: fp32, or fp64."""
-        return self.probs.dtype
 
     def select(self, index: Tensor | Sequence[int]) -> Rows:
         """The rows ``index`` ([c] long or host ints), in that order."""
@@ -81,10 +91,6 @@ class DeferredRows:
         return self._raw.shape[0]
 
     @property
-    def dtype(self) -> torch.dtype:
-        return working_dtype(self._raw)
-
-    @property
     def logits(self) -> Tensor:  # [b, V]
         return self._rows().logits
 
@@ -95,8 +101,6 @@ class DeferredRows:
     def select(self, index: Tensor | Sequence[int]) -> Rows:
         return make_rows(_pick(self._raw, index), self._sampling)
 
-
-RowsLike = Rows | DeferredRows
 
 
 def _pick(table: Tensor, index: Tensor | Sequence[int]) -> Tensor:

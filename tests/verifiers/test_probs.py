@@ -1,0 +1,223 @@
+"""Filters as transformers defines them, and draws by inverted cumulative sums."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from verifiers import DeferredRows, Rows, Sampling, coin, inverse_cdf, make_rows
+from verifiers.probs import (
+    BLOCK,
+    _nucleus_selected,
+    _nucleus_sorted,
+    exclude,
+    faulty,
+    mask_tokens,
+    ratio,
+    without,
+)
+
+
+def logits_of(num_rows, size, seed=0, scale=3.0, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    return (scale * torch.randn(num_rows, size, generator=generator)).to(dtype)
+
+
+def sampling(temperature=1.0, top_k=0, top_p=None):
+    return Sampling(
+        torch.tensor(temperature), None if top_p is None else torch.tensor(top_p), top_k
+    )
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
+@pytest.mark.parametrize("top_k", [0, 1, 5, 1000])
+@pytest.mark.parametrize("top_p", [None, 1.0, 0.9, 0.5, 0.01])
+def test_filters_are_those_of_transformers(temperature, top_k, top_p):
+    logits = logits_of(6, 997)
+    expected = TemperatureLogitsWarper(temperature)(None, logits)
+    if top_k > 0:
+        expected = TopKLogitsWarper(top_k)(None, expected)
+    if top_p is not None:
+        expected = TopPLogitsWarper(top_p)(None, expected)
+    rows = make_rows(logits, sampling(temperature, top_k, top_p))
+    kept = rows.logits > -math.inf
+    different = (kept != (expected > -math.inf)).nonzero()
+    # At top_p = 1 both filters sit on the rounding of the last cumulative sums.
+    assert top_p == 1.0 or different.numel() == 0
+    if top_p != 1.0:
+        torch.testing.assert_close(rows.probs, expected.softmax(-1))
+    torch.testing.assert_close(rows.probs.sum(-1), torch.ones(6))
+
+
+def test_top_p_of_one_as_a_tensor_keeps_what_is_above_rounding():
+    rows = make_rows(logits_of(3, 50), sampling(top_p=1.0))
+    torch.testing.assert_close(rows.probs, make_rows(logits_of(3, 50), sampling()).probs)
+
+
+def test_ties_at_a_threshold_are_all_kept():
+    logits = torch.tensor([[2.0, 1.0, 1.0, 1.0, 0.0]])
+    assert (make_rows(logits, sampling(top_k=2)).probs > 0)[0].tolist() == [1, 1, 1, 1, 0]
+    assert (make_rows(logits, sampling(top_p=0.6)).probs > 0)[0].tolist() == [1, 1, 1, 1, 0]
+    assert (make_rows(logits, sampling(top_p=0.4)).probs > 0)[0].tolist() == [1, 0, 0, 0, 0]
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    seed=st.integers(0, 10**6),
+    size=st.integers(1, 400),
+    scale=st.sampled_from([0.0, 0.1, 1.0, 4.0, 30.0]),
+    top_p=st.floats(1e-4, 1.0),
+)
+def test_selected_and_sorted_nucleus_are_the_same(seed, size, scale, top_p):
+    probs = logits_of(1, size, seed, scale).softmax(-1)
+    selected, by_sort = _nucleus_selected(probs, top_p), _nucleus_sorted(probs, top_p)
+    if top_p < 1 - 1e-6:
+        assert torch.equal(probs >= selected, probs >= by_sort)
+    kept = probs[probs >= selected]
+    assert kept.double().sum() >= top_p - 1e-6
+
+
+def test_greedy_is_decided_without_a_division():
+    logits = torch.tensor([[1.0, 3.0, 3.0, -2.0]])
+    rows = make_rows(logits, Sampling(torch.zeros(()), torch.tensor(0.1), 1, greedy=True))
+    assert rows.probs.tolist() == [[0, 1, 0, 0]]
+    assert torch.equal(rows.logits, logits)
+
+
+def test_precision_and_the_callers_tensor():
+    half = logits_of(2, 40, dtype=torch.bfloat16)
+    before = half.clone()
+    rows = make_rows(half, sampling(0.7, 5, 0.9))
+    assert rows.probs.dtype == torch.float32
+    assert torch.equal(half, before)
+    double = logits_of(2, 40, dtype=torch.float64)
+    before = double.clone()
+    for choice in (sampling(), sampling(0.7, 5, 0.9), Sampling(torch.ones(()), greedy=True)):
+        assert make_rows(double, choice).probs.dtype == torch.float64
+    assert torch.equal(double, before)
+
+
+def test_deferred_rows_compute_only_what_is_asked_for(monkeypatch):
+    import verifiers.probs as probs
+
+    seen = []
+
+    def spy(logits, sampling):
+        seen.append(logits.shape[0])
+        return make_rows(logits, sampling)
+
+    monkeypatch.setattr(probs, "make_rows", spy)
+    logits = logits_of(9, 30)
+    rows = DeferredRows(logits, sampling(0.8, 0, 0.9))
+    assert rows.num_rows == 9
+    assert torch.equal(rows.select([4]).probs, make_rows(logits[4:5], sampling(0.8, 0, 0.9)).probs)
+    rows.select(torch.tensor([1, 7]))
+    assert seen == [1, 2]
+    full = make_rows(logits, sampling(0.8, 0, 0.9))
+    assert torch.equal(rows.probs, full.probs)
+    assert torch.equal(rows.logits, full.logits)
+    assert seen == [1, 2, 9]
+
+
+def test_select():
+    table = torch.arange(12.0).view(4, 3)
+    rows = Rows(table, table)
+    for index in ([2], [3, 0], torch.tensor([3, 0])):
+        assert torch.equal(rows.select(index).logits, table[index])
+    assert rows.select([2]).probs.data_ptr() == table[2].data_ptr()  # one row: a view
+
+
+# ---------------------------------------------------------------- draws
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, BLOCK - 1, BLOCK, BLOCK + 1, 4 * BLOCK, 5000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_inverse_cdf_is_a_search_in_the_cumulative_sum(size, dtype):
+    generator = torch.Generator().manual_seed(size)
+    weights = torch.rand(4, size, generator=generator).to(dtype) ** 3
+    weights[:, 1:] *= torch.rand(4, size - 1, generator=generator) < 0.5
+    weights[0] = 0
+    weights[0, size // 2] = 1e-30
+    u = torch.rand(4, 300, generator=generator, dtype=torch.float64)
+    sums = weights.double().cumsum(-1)
+    expected = torch.searchsorted(sums, u * sums[:, -1:], right=True)
+    assert torch.equal(inverse_cdf(weights, u), expected)
+    assert torch.equal(inverse_cdf(weights, u[:, 0]), expected[:, 0])
+
+
+@pytest.mark.parametrize("size", [3, 700])
+def test_inverse_cdf_never_returns_a_token_of_weight_zero(size):
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.rand(50, size, generator=generator)
+    weights[torch.rand(50, size, generator=generator) < 0.7] = 0
+    weights[:, 0], weights[:, -1] = 0, 0
+    weights[:, size // 2] += 1e-3
+    u = torch.tensor([0.0, 5e-324, 0.5, 1 - 2**-53, 1.0], dtype=torch.float64).expand(50, 5)
+    assert (weights.gather(1, inverse_cdf(weights, u)) > 0).all()
+
+
+def test_inverse_cdf_stays_in_range_on_rows_without_a_law():
+    for value in (0.0, math.nan):
+        weights = torch.full((2, 600), value)
+        index = inverse_cdf(weights, torch.tensor([0.2, 0.9], dtype=torch.float64))
+        assert ((index >= 0) & (index < 600)).all()
+
+
+def test_coin_takes_its_threshold_strictly():
+    u = torch.tensor([0.0, 0.25, 0.25, 1 - 2**-53], dtype=torch.float64)
+    c = torch.tensor([0.0, 0.25, 0.26, 1.0])
+    assert coin(u, c).tolist() == [False, False, True, True]
+
+
+def test_masses_of_the_tail_survive():
+    """A cumulative sum in fp32 would lose 2 million tokens of 1e-9 beside a token of mass 1."""
+    weights = torch.full((1, 100_000), 1e-9)
+    weights[0, 0] = 1.0
+    u = torch.tensor([[1 - 5e-5]], dtype=torch.float64)
+    assert inverse_cdf(weights, u).item() == pytest.approx(50_000, abs=6)
+
+
+# ---------------------------------------------------------------- small pieces
+
+
+def test_ratio():
+    top = torch.tensor([0.0, 0.0, 1.0, 1.0, 3.0])
+    bottom = torch.tensor([0.0, 2.0, 0.0, 2.0, 2.0])
+    assert ratio(top, bottom).tolist() == [0, 0, 1, 0.5, 1]
+    assert ratio(top, bottom, empty=1.0).tolist() == [1, 0, 1, 0.5, 1]
+
+
+def test_masks_take_dead_duplicates_and_leave_the_table_alone():
+    table = torch.tensor([[0.1, 0.2, 0.7]])
+    tokens, where = torch.tensor([[2, 2, 0]]), torch.tensor([[True, False, False]])
+    assert exclude(table, tokens, where).tolist() == [pytest.approx([0.1, 0.2, 0.0])]
+    assert mask_tokens(table, tokens, where)[0, 2] == -math.inf
+    assert mask_tokens(table, tokens, where)[0, :2].tolist() == pytest.approx([0.1, 0.2])
+    assert table.tolist() == [pytest.approx([0.1, 0.2, 0.7])]
+
+
+def test_without_keeps_the_law_of_tokens_that_underflow():
+    logits = torch.tensor([[0.0, -200.0, -201.0]])
+    assert logits.softmax(-1)[0, 1] == 0
+    found = without(logits, torch.tensor([[0]]))
+    assert found[0, 1].item() == pytest.approx(1 / (1 + math.exp(-1)))
+    assert found[0, 0] == 0
+
+
+@pytest.mark.parametrize(
+    ("row", "bad"),
+    [
+        ([0.5, 0.5], False),
+        ([1.0, 0.0], False),
+        ([0.5, math.nan], True),
+        ([1.5, -0.5], True),
+        ([0.0, 0.0], True),
+        ([0.5, 0.4], True),
+        ([math.inf, 0.0], True),
+    ],
+)
+def test_faulty(row, bad):
+    assert faulty(torch.tensor([row])).tolist() == [bad]
