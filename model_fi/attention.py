@@ -32,8 +32,8 @@ class AttentionBackend(Protocol):
 
     name: str
 
-    def plan(self, t: int, bucket: int, slots: int, shape: AttentionShape) -> None:
-        """Host work ahead of passes of `t` queries over `[0, bucket)` of a cache of `slots`.
+    def plan(self, t: int, bucket: int) -> None:
+        """Host work ahead of passes of `t` queries over cache slots `[0, bucket)`.
 
         Called outside any capture, any number of times. Most backends need none.
         """

@@ -81,7 +81,7 @@ class EagerRunner:
 
     def plan(self, t: int, bucket: int) -> None:
         """Let the attention backend prepare passes of `t` tokens over `bucket` cache slots."""
-        self.backend.plan(t, bucket, self.cache.slots, self.model.attention_shape)
+        self.backend.plan(t, bucket)
 
     def prefill(self, token_ids: Tensor, start: int = 0, chunk: int = 512) -> Tensor:
         """Store a piece of plain text in slots `start ..`, in chunks that bound the memory used.
