@@ -16,13 +16,20 @@ import importlib.util
 import os
 import shutil
 import warnings
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from model_fi.attention import Attend, AttentionBackend, AttentionShape, default_backend
+from model_fi.attention import (
+    Attend,
+    AttentionBackend,
+    AttentionShape,
+    SdpaAttention,
+    default_backend,
+)
 
 HEAD_DIMS = (64, 128, 256, 512)
 OLDEST, TOO_NEW = (0, 7), (0, 8)  # versions whose interface this was written for
@@ -150,25 +157,29 @@ def pack_mask(mask: Tensor) -> Tensor:
 
 
 def choose_backend(
-    name: str, shape: AttentionShape, slots: int, device: torch.device
+    name: str, shape: AttentionShape, slots: int, devices: Sequence[torch.device]
 ) -> AttentionBackend:
     """The backend called `name` for a runner, or the device's default with one warning.
 
-    `auto` is the device's default too: FlashInfer has not yet been confirmed on a GPU.
+    `devices`: of each layer. `auto` is the device's default too, as FlashInfer has not yet been
+    confirmed on a GPU.
 
     Raises:
         ValueError: not one of `NAMES`.
     """
     if name not in NAMES:
         raise ValueError(f"unknown attention {name!r}: choose from {', '.join(NAMES)}")
-    if name != "flashinfer":
-        return default_backend(device)
-    reason = unusable(shape, device)
+    default = default_backend(devices[0])
+    if name in ("auto", default.name):
+        return default
+    if name == "sdpa":
+        return SdpaAttention()
+    spread = len(set(devices)) > 1
+    reason = "the layers are on several devices" if spread else unusable(shape, devices[0])
     if not reason:
-        return FlashInferAttention(shape, slots, device)
-    instead = default_backend(device)
-    warnings.warn(f"attention runs on {instead.name}, not FlashInfer: {reason}", stacklevel=2)
-    return instead
+        return FlashInferAttention(shape, slots, devices[0])
+    warnings.warn(f"attention runs on {default.name}, not FlashInfer: {reason}", stacklevel=2)
+    return default
 
 
 def unusable(shape: AttentionShape, device: torch.device) -> str:

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model_fi.attention import AttentionBackend, default_backend
+from model_fi.attention import AttentionBackend
+from model_fi.flashinfer_backend import choose_backend
 from model_fi.kv_cache import KVCache
 from model_fi.llama import LlamaForCausalLM_FI
 from model_fi.masks import causal_mask
@@ -22,21 +23,27 @@ class EagerRunner:
     Args:
         model: the model; several runners may share one (each has its own cache).
         slots: cache slots; positions stay below this number too.
-        backend: attention backend; None for the device's default.
+        backend: attention backend, or its name: `auto` (the device's default), `sdpa`,
+            `flashinfer`.
 
     Raises:
-        ValueError: `slots` below 1.
+        ValueError: `slots` below 1, an unknown name.
     """
 
     def __init__(
-        self, model: LlamaForCausalLM_FI, slots: int, backend: AttentionBackend | None = None
+        self,
+        model: LlamaForCausalLM_FI,
+        slots: int,
+        backend: AttentionBackend | str | None = None,
     ) -> None:
         assert model.rope is not None, "a model that load_model or prepare_model has not finished"
         self.model = model
         d, devices = model.dims, model.layer_devices
         self.device = devices[0]
         self.cache = KVCache(d.layers, d.kv_heads, slots, d.head_dim, model.compute_dtype, devices)
-        self.backend = backend or default_backend(self.device)
+        if backend is None or isinstance(backend, str):
+            backend = choose_backend(backend or "auto", model.attention_shape, slots, devices)
+        self.backend = backend
         self.rope = rope_table(model.rope, slots, model.compute_dtype, self.device)
 
     @property

@@ -36,7 +36,7 @@ class SpeculativeDecoder:
     or an object of the protocol; whether it can take the tree is checked here. ``max_length``:
     tokens of prompt and answer together, at most what both models can take (the default).
     ``graphs``: capture the step as a CUDA graph where that is possible (``.replay.description``
-    says what was done).
+    says what was done). ``attention``: the target's, ``auto``, ``sdpa`` or ``flashinfer``.
 
     A decoder owns its caches and serves one generation at a time.
     """
@@ -48,6 +48,7 @@ class SpeculativeDecoder:
         verifier: Any = "rrs_wor",
         max_length: int | None = None,
         graphs: bool = True,
+        attention: str = "auto",
     ) -> None:
         self.pair = pair
         self.tree_name, self.tree = resolve_tree(tree, pair)
@@ -56,7 +57,7 @@ class SpeculativeDecoder:
         self.shrunk = [self.tree.truncate(1 + level) for level in range(self.tree.num_levels)]
         self.max_length = check_max_length(max_length, pair)
         slots = -(-(self.max_length + self.tree.size) // BUCKET) * BUCKET
-        self.target = EagerRunner(pair.target, slots)
+        self.target = EagerRunner(pair.target, slots, attention)
         self.draft: EagerRunner | None = None
         if self.tree.size > 1:
             if pair.draft is None:

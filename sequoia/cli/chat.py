@@ -45,7 +45,7 @@ def chat(
 
     pair = load(models, trees, params)
     chat_ids(pair, [{"role": "user", "content": "Hello"}])  # refuses a model without a template
-    decoder = make_decoder(pair, trees, models.max_length)
+    decoder = make_decoder(pair, trees, models, models.max_length)
     note(HELP)
     conversation = Conversation(pair, decoder, params, system)
     while (line := _read_line()) is not None:

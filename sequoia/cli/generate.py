@@ -71,8 +71,8 @@ def generate(
     pair = load(models, trees, params)
     ids = prompt_ids(pair, text, chat)
     length = min(pair.max_length, len(ids) + params.max_new_tokens)
-    decoder = make_decoder(pair, trees, length)
-    plain = _baseline(pair, decoder, length, ids, params) if compare else None
+    decoder = make_decoder(pair, trees, models, length)
+    plain = _baseline(pair, decoder, models, ids, params) if compare else None
 
     run = timed(decoder, ids, params, _show)
     click.echo()
@@ -114,7 +114,7 @@ def _show(piece: str) -> None:
 def _baseline(
     pair: Pair,
     decoder: SpeculativeDecoder,
-    length: int,
+    models: ModelOptions,
     ids: list[int],
     params: SamplingParams,
 ) -> SpeculativeDecoder:
@@ -122,7 +122,7 @@ def _baseline(
     from sequoia import AutoregressiveDecoder
     from sequoia.cli.measure import timed
 
-    plain = AutoregressiveDecoder(pair, max_length=length)
+    plain = AutoregressiveDecoder(pair, decoder.max_length, **models.engine)
     few = min(2 * decoder.tree.num_levels, params.max_new_tokens)
     for each in (decoder, plain):
         timed(each, ids, dataclasses.replace(params, max_new_tokens=few, seed=0))

@@ -31,7 +31,7 @@ def info(trees: TreeOptions, models: ModelOptions, as_json: bool) -> None:
     from sequoia.cli.session import load, make_decoder
 
     pair = load(models, trees)
-    facts = describe(pair, make_decoder(pair, trees, models.max_length))
+    facts = describe(pair, make_decoder(pair, trees, models, models.max_length))
     if as_json:
         click.echo(json.dumps(facts))
         return

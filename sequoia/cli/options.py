@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 EMBEDDED = "embedded"
 NO_DRAFT = "none"
+ATTENTION = ("auto", "sdpa", "flashinfer")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -28,6 +29,13 @@ class ModelOptions:
     device: str | None
     threads: int | None
     max_length: int | None
+    attention: str
+    graphs: bool
+
+    @property
+    def engine(self) -> dict[str, Any]:
+        """How passes are run: arguments of every decoder."""
+        return {"attention": self.attention, "graphs": self.graphs}
 
 
 @dataclass(frozen=True)
@@ -112,6 +120,19 @@ _MODEL = [
         help="Tokens of prompt and answer together that memory is planned for. "
         "[default: what both models take]",
     ),
+    click.option(
+        "--attention",
+        type=click.Choice(ATTENTION),
+        default="auto",
+        show_default=True,
+        help="The target's attention on CUDA; what cannot run FlashInfer takes SDPA and says so.",
+    ),
+    click.option(
+        "--graphs/--no-graphs",
+        default=True,
+        show_default=True,
+        help="Capture the step as a CUDA graph where that can be done (`info` says whether).",
+    ),
 ]
 
 _TREE = [
@@ -183,7 +204,7 @@ _MEASURE = [
     click.option(
         "--positions",
         type=click.IntRange(min=1),
-        default=48,
+        default=32,
         show_default=True,
         help="Most positions of a text whose acceptance is computed.",
     ),

@@ -54,14 +54,16 @@ def load(models: ModelOptions, trees: TreeOptions, params: SamplingParams | None
     return pair
 
 
-def make_decoder(pair: Pair, trees: TreeOptions, max_length: int | None) -> SpeculativeDecoder:
+def make_decoder(
+    pair: Pair, trees: TreeOptions, models: ModelOptions, max_length: int | None
+) -> SpeculativeDecoder:
     """The speculative decoder asked for, or the autoregressive one for a pair without a draft."""
     from sequoia import AutoregressiveDecoder, SpeculativeDecoder
 
     if pair.draft is None:
-        return AutoregressiveDecoder(pair, max_length=max_length)
+        return AutoregressiveDecoder(pair, max_length, **models.engine)
     verifier = verifier_name(trees, pair.tree_file)
-    return SpeculativeDecoder(pair, trees.tree, verifier, max_length=max_length)
+    return SpeculativeDecoder(pair, trees.tree, verifier, max_length, **models.engine)
 
 
 def verifier_name(trees: TreeOptions, tree_file: str | None = None) -> str:

@@ -267,11 +267,15 @@ def _broken():
 
 def test_falling_back_takes_one_warning_and_auto_takes_none():
     with pytest.warns(UserWarning, match="not FlashInfer: it needs a CUDA device") as caught:
-        backend = choose_backend("flashinfer", GOOD, SLOTS, CPU)
+        backend = choose_backend("flashinfer", GOOD, SLOTS, [CPU, CPU])
     assert len(caught) == 1
     assert backend.name == default_backend(CPU).name
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert choose_backend("auto", GOOD, SLOTS, CUDA).name == "sdpa"
+        assert choose_backend("auto", GOOD, SLOTS, [CUDA]).name == "sdpa"
+        assert choose_backend("sdpa", GOOD, SLOTS, [CPU]).name == "sdpa"
+    spread = [torch.device("cuda:0"), torch.device("cuda:1")]
+    with pytest.warns(UserWarning, match="on several devices"):
+        choose_backend("flashinfer", GOOD, SLOTS, spread)
     with pytest.raises(ValueError, match="unknown attention 'fa3'"):
-        choose_backend("fa3", GOOD, SLOTS, CPU)
+        choose_backend("fa3", GOOD, SLOTS, [CPU])
