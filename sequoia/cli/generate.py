@@ -38,6 +38,11 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Also decode as many tokens autoregressively, and report the speed-up.",
 )
+@click.option(
+    "--explain-divergence",
+    is_flag=True,
+    help="With --compare at temperature 0: where the texts part, and how close the logits were.",
+)
 @click.option("--json", "as_json", is_flag=True, help="End stdout with one line of JSON.")
 @click.pass_context
 def generate(
@@ -49,6 +54,7 @@ def generate(
     trees: TreeOptions,
     models: ModelOptions,
     compare: bool,
+    explain_divergence: bool,
     as_json: bool,
 ) -> None:
     """Generate from one prompt. Text streams to stdout, the closing table goes to stderr.
@@ -64,6 +70,8 @@ def generate(
     params = sampling.params()
     if compare and models.draft == "none":
         raise ValueError("--compare needs a draft model: leave out --draft none")
+    if explain_divergence and not (compare and params.greedy):
+        raise ValueError("--explain-divergence needs --compare and --temperature 0")
 
     from sequoia.cli.measure import baseline_params, numbers, table, timed
     from sequoia.cli.session import load, make_decoder, note, prompt_ids
@@ -85,6 +93,8 @@ def generate(
 
     figures = numbers(run, baseline, params.greedy)
     note("\n" + table(figures, _facts(pair, run, figures)))
+    if explain_divergence and plain is not None and baseline is not None:
+        note(_explanation(pair, plain, ids, run, baseline))
     if figures.get("speedup_vs_autoregressive", 1.0) < 1.0:
         note("Plain decoding was faster here: --draft none switches speculation off.")
     if as_json:
@@ -137,6 +147,15 @@ def _facts(pair: Pair, run: Timed, figures: dict[str, Any]) -> list[tuple[str, s
         same = "yes" if figures["same_as_autoregressive"] else "no"
         facts.insert(0, ("same text as autoregressive", same))
     return [*facts, ("models", models_line(pair)), ("seed", str(run.output.seed))]
+
+
+def _explanation(
+    pair: Pair, plain: SpeculativeDecoder, ids: list[int], run: Timed, baseline: Timed
+) -> str:
+    from sequoia.divergence import find_divergence
+
+    found = find_divergence(plain, ids, run.output.token_ids, baseline.output.token_ids)
+    return "the texts do not differ" if found is None else found.explain(pair.tokenizer)
 
 
 def _record(

@@ -10,15 +10,27 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sequoia.cli.options import MeasureOptions
+from sequoia.cli.options import NO_DRAFT, MeasureOptions, ModelOptions, TreeOptions
 
 if TYPE_CHECKING:
+    from sequoia.config import SamplingParams
     from sequoia.pair import Pair
     from sequoia.profiling import Journal, Text
     from tree_builder import AcceptanceTable, LatencyCurves
 
 CONTEXTS = (128, 512, 1024)
 CPU_NODES = 128  # trees worth timing where every token of a pass costs
+
+
+def load_both(models: ModelOptions, trees: TreeOptions, params: SamplingParams) -> Pair:
+    """The pair; a request without a draft is refused before anything is loaded."""
+    from sequoia.cli.session import load
+
+    if models.draft == NO_DRAFT:
+        raise ValueError(
+            f"--draft {NO_DRAFT}: acceptance and latency are measured of a pair, give a draft model"
+        )
+    return load(models, trees, params)
 
 
 class Measuring:

@@ -79,11 +79,11 @@ def profile(
       sequoia profile latency --max-nodes 512 --context 256 --context 2048
     """
     what = what or ("acceptance", "latency")
-    from sequoia.cli.measuring import Measuring, file_name, print_acceptance
-    from sequoia.cli.session import load, note
+    from sequoia.cli.measuring import Measuring, file_name, load_both, print_acceptance
+    from sequoia.cli.session import note
 
     grown = tree if "live" in what else "chain:2"
-    pair = load(models, TreeOptions(grown, verifiers[0]), measures.params())
+    pair = load_both(models, TreeOptions(grown, verifiers[0]), measures.params())
     measuring = Measuring(pair, measures, out)
     tables: dict[str, AcceptanceTable] = {}
     written: list[Path] = []

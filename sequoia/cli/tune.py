@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     "--verifier",
     "verifiers",
     multiple=True,
-    default=("rrs_wor",),
+    default=("rrs_wor", "target_match", "k_hub"),
     show_default=True,
     metavar="NAME",
     help="Rule to consider (repeatable); at temperature 0 all are the greedy one.",
@@ -82,13 +82,13 @@ def tune(
     """
     if out.suffix != ".json":
         raise ValueError(f"{out}: the result is a .json file, not {out.suffix!r}")
-    from sequoia.cli.measuring import Measuring, file_name, print_acceptance
-    from sequoia.cli.session import load, note
+    from sequoia.cli.measuring import Measuring, file_name, load_both, print_acceptance
+    from sequoia.cli.session import note
     from sequoia.profiling.tuning import about_pair, prediction
     from sequoia.tuned import PREFIX, Tuned
     from tree_builder.choose import choose
 
-    pair = load(models, TreeOptions("chain:2", verifiers[0]), measures.params())
+    pair = load_both(models, TreeOptions("chain:2", verifiers[0]), measures.params())
     measuring = Measuring(pair, measures, work or out.with_suffix(""))
     tables, texts = measuring.acceptance(verifiers)
     print_acceptance(tables)
