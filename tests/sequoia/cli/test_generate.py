@@ -142,3 +142,39 @@ def test_an_interrupt_keeps_the_text_and_exits_130(run, pair_options, monkeypatc
     assert record["steps"] == 2
     assert result.stdout.startswith(record["text"])
     assert record["new_tokens"] >= 2
+
+
+def test_explaining_a_divergence_says_that_there_is_none(run, pair_options):
+    options = ["--temperature", "0", "--compare", "--explain-divergence", *FAST, *pair_options]
+    result = run("generate", "--prompt", "Hello", *options)
+    assert result.exit_code == 0, result.output
+    assert "the texts do not differ" in result.stderr
+
+
+def test_a_divergence_is_explained(run, pair_options, monkeypatch):
+    from sequoia import divergence
+
+    find = divergence.find_divergence
+
+    def other_text(plain, ids, tokens, plain_tokens):
+        return find(plain, ids, [*tokens[:3], (tokens[3] + 1) % 50], plain_tokens)
+
+    monkeypatch.setattr(divergence, "find_divergence", other_text)
+    options = ["--temperature", "0", "--compare", "--explain-divergence", *FAST, *pair_options]
+    result = run("generate", "--prompt", "Hello", *options)
+    assert "first difference at new token 3" in result.stderr
+    assert "two best logits" in result.stderr
+
+
+@pytest.mark.parametrize("missing", [["--compare"], ["--temperature", "0"]])
+def test_explaining_a_divergence_needs_a_comparison_at_temperature_0(run, missing):
+    result = run("generate", "--prompt", "Hello", "--explain-divergence", *missing)
+    assert result.exit_code == 2
+    assert "--explain-divergence needs --compare and --temperature 0" in result.stderr
+
+
+def test_info_says_why_a_step_is_not_captured(run, pair_options):
+    assert "CUDA graphs need a CUDA device" in run("info", *pair_options).stdout
+    result = run("info", "--no-graphs", "--attention", "flashinfer", *pair_options)
+    assert "eager (graphs switched off)" in result.stdout
+    assert result.stderr.count("not FlashInfer: it needs a CUDA device") == 1
