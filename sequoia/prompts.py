@@ -29,6 +29,7 @@ def load(kind: str | None = None) -> list[Prompt]:
     """
     if kind is not None and kind not in KINDS:
         raise ValueError(f"unknown kind of prompt {kind!r}; choose one of {', '.join(KINDS)}")
-    lines = files("sequoia").joinpath("data", "prompts.jsonl").read_text(encoding="utf-8")
-    prompts = [Prompt(**json.loads(line)) for line in lines.splitlines()]
+    path = files("sequoia") / "data" / "prompts.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines()
+    prompts = [Prompt(**json.loads(line)) for line in lines]
     return [prompt for prompt in prompts if kind in (None, prompt.kind)]
