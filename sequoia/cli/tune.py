@@ -34,7 +34,11 @@ if TYPE_CHECKING:
 @measure_options
 @click.option("--max-nodes", type=click.IntRange(min=1), help="Largest tree to consider.")
 @click.option(
-    "--context", "contexts", multiple=True, type=int, help="Context to time at (repeatable)."
+    "--context",
+    "contexts",
+    multiple=True,
+    type=int,
+    help="Context to time at (repeatable). [default: the middle of the answers]",
 )
 @click.option(
     "--check",
@@ -94,11 +98,11 @@ def tune(
     print_acceptance(tables)
     for rule, table in tables.items():
         table.save(measuring.folder / f"acceptance-{file_name(rule)}.json")
-    curves = measuring.latency(texts[0].ids, tuple(tables), max_nodes, contexts)
+    middles = [(text.start + len(text.ids)) // 2 for text in texts]
+    context = max(2, sum(middles) // len(middles))  # known tokens at a typical step
+    curves = measuring.latency(texts[0].ids, tuple(tables), max_nodes, contexts or (context,))
     curves.save(measuring.folder / "latency.json")
-
-    halves = [text.start + (len(text.ids) - text.start) // 2 for text in texts]
-    choice = choose(tables, curves, context=sum(halves) // len(halves))
+    choice = choose(tables, curves, context=context)
     click.echo(f"\n{choice.explain()}")
     expected = prediction(choice)
     rule = choice.chosen.rule
