@@ -87,10 +87,10 @@ class MatmulAttention(AttentionBackend):
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             folded = fold_queries(q, shape.num_kv_heads)
-            keys = k[:, :bucket].transpose(1, 2)
+            keys = k.narrow(1, 0, bucket).transpose(1, 2)
             scores = torch.baddbmm(bias, folded, keys, alpha=scale)  # [kv_heads, t * group, S]
             weights = scores.softmax(dim=-1, dtype=torch.float32).to(v.dtype)
-            return unfold_heads(torch.bmm(weights, v[:, :bucket]), t)
+            return unfold_heads(torch.bmm(weights, v.narrow(1, 0, bucket)), t)
 
         return attend
 

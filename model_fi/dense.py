@@ -35,11 +35,17 @@ class Dense:
             contiguous = weight.detach().contiguous()
             self.packed = torch.ops.mkldnn._reorder_linear_weight(contiguous, _PACK_ROWS)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Apply the layer."""
-        if self.packed is None or x.shape[0] <= 1:
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Apply the layer, and add `residual` `[t, out]` if there is one."""
+        if self.packed is not None and x.shape[0] > 1:
+            if residual is None:
+                return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+            return torch.ops.mkldnn._linear_pointwise(x, residual, self.packed, self.bias, "add")
+        if residual is None:
             return F.linear(x, self.weight, self.bias)
-        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+        if self.bias is not None:
+            residual = residual + self.bias
+        return torch.addmm(residual, x, self.weight.t())
 
 
 def can_pack(weight: Tensor) -> bool:

@@ -38,10 +38,25 @@ class RMSNorm(nn.Module):
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
+        self.size, self.eps = size, eps
+        self.scaled: tuple[Tensor, Tensor] | None = None  # set by `fuse`, fp32 only
+
+    def fuse(self) -> None:
+        """Prepare the short form: constants that turn the norm into four operations.
+
+        `x / sqrt(mean(x^2) + eps) * w  =  x / hypot(|x|, sqrt(size * eps)) * (sqrt(size) * w)`
+        """
+        if self.weight.dtype == torch.float32:
+            weight = self.weight.detach()
+            floor = torch.full((1,), (self.size * self.eps) ** 0.5, device=weight.device)
+            self.scaled = weight * self.size**0.5, floor
 
     def forward(self, x: Tensor) -> Tensor:
         """`[..., size]` -> the same shape and dtype."""
+        if self.scaled is not None:
+            weight, floor = self.scaled
+            length = torch.linalg.vector_norm(x, 2, -1, True).hypot_(floor)
+            return torch.div(x, length).mul_(weight)
         wide = x.float()
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         return (wide * scale).to(x.dtype) * self.weight
@@ -52,8 +67,7 @@ def rotate_(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
 
     `heads` `[t, h, d]`; `cos`, `sin` `[t, 1, d]` with the first half of `sin` negated.
     """
-    half = heads.shape[-1] // 2
-    swapped = torch.cat((heads[..., half:], heads[..., :half]), dim=-1)
+    swapped = heads.roll(heads.shape[-1] // 2, dims=-1)
     heads.mul_(cos).addcmul_(swapped, sin)
 
 
@@ -83,8 +97,10 @@ class Attention(nn.Module):
         self.qkv = lay_out(parts, pack) if is_plain(parts) else None
         self.out = lay_out([self.o_proj], pack) if is_plain([self.o_proj]) else None
 
-    def forward(self, x: Tensor, layer: int, inputs: LayerInputs, cache: KVCache) -> Tensor:
-        """`x` `[t, hidden]` -> `[t, hidden]`; stores the pass's keys and values in its slots."""
+    def forward(
+        self, x: Tensor, residual: Tensor, layer: int, inputs: LayerInputs, cache: KVCache
+    ) -> Tensor:
+        """`residual` plus attention of `x`, `[t, hidden]`; stores keys and values in slots."""
         if self.qkv is not None:
             qkv = self.qkv(x)
         else:
@@ -93,10 +109,13 @@ class Attention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k, v = heads.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
             heads = torch.cat((self.q_norm(q), self.k_norm(k), v), dim=1)
-        rotate_(heads[:, : -self.kv_heads], inputs.cos, inputs.sin)
-        cache.write_rows(layer, inputs.slots, heads[:, self.heads :])
-        attended = inputs.attend(heads[:, : self.heads], *cache.layer(layer))
-        return (self.out or self.o_proj)(attended)
+        rotate_(heads.narrow(1, 0, self.heads + self.kv_heads), inputs.cos, inputs.sin)
+        cache.write_rows(layer, inputs.slots, heads.narrow(1, self.heads, 2 * self.kv_heads))
+        q = heads.narrow(1, 0, self.heads)
+        attended = inputs.attend(q, *cache.layer(layer))
+        if self.out is not None:
+            return self.out(attended, residual)
+        return residual + self.o_proj(attended)
 
 
 class GatedMLP(nn.Module):
@@ -117,13 +136,14 @@ class GatedMLP(nn.Module):
         self.gate_up = lay_out(parts, pack) if is_plain(parts) else None
         self.down = lay_out([self.down_proj], pack) if is_plain([self.down_proj]) else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """`[t, hidden]` -> `[t, hidden]`."""
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
+        """`residual` plus the MLP of `x`, `[t, hidden]`."""
         if self.gate_up is not None:
             gate, up = self.gate_up(x).chunk(2, dim=-1)
         else:
             gate, up = self.gate_proj(x), self.up_proj(x)
-        return (self.down or self.down_proj)(self.activation(gate).mul_(up))
+        inner = self.activation(gate).mul_(up)
+        return self.down(inner, residual) if self.down else residual + self.down_proj(inner)
 
 
 class DecoderLayer(nn.Module):
@@ -138,8 +158,8 @@ class DecoderLayer(nn.Module):
 
     def forward(self, x: Tensor, layer: int, inputs: LayerInputs, cache: KVCache) -> Tensor:
         """`[t, hidden]` -> `[t, hidden]`."""
-        x = x + self.self_attn(self.input_layernorm(x), layer, inputs, cache)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        x = self.self_attn(self.input_layernorm(x), x, layer, inputs, cache)
+        return self.mlp(self.post_attention_layernorm(x), x)
 
 
 class Decoder(nn.Module):
@@ -203,9 +223,11 @@ class LlamaForCausalLM_FI(PreTrainedModel):
         A head that belongs to another model (a draft's target) is used as that model laid it out.
         """
         pack = sum(p.numel() * p.element_size() for p in self.parameters()) <= PACK_LIMIT
-        for layer in self.model.layers:
-            layer.self_attn.fuse(pack)
-            layer.mlp.fuse(pack)
+        for module in self.modules():
+            if isinstance(module, Attention | GatedMLP):
+                module.fuse(pack)
+            elif isinstance(module, RMSNorm):
+                module.fuse()
         if (
             isinstance(self.lm_head, nn.Linear)
             and not self.borrows_head

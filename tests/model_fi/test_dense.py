@@ -19,6 +19,9 @@ def test_laid_out_layers_compute_the_same(pack, t, bias, width):
     before = [p.weight.clone() for p in layers]
     dense = lay_out(layers, pack)
     torch.testing.assert_close(dense(x), expected, rtol=1e-5, atol=1e-5)
+    residual = torch.randn(expected.shape)
+    both = dense(x, residual.clone())
+    torch.testing.assert_close(both, expected + residual, rtol=1e-5, atol=1e-5)
     for layer, weight in zip(layers, before, strict=True):
         assert torch.equal(layer.weight, weight)
         assert (
