@@ -205,6 +205,7 @@ class _Search:
         expected = np.stack([trees.expected[1:] for trees in searches])  # [levels, size]
         bounds = expected / (self.tree_ms + self._least_drafting(searches)[:, None])
         new = np.ones(expected.shape, dtype=bool)  # [levels, size] not the same tree as before
+        new[0, 0] = False  # no speculation
         new[1:] = expected[1:] > expected[:-1]
         new[:, 1:] &= expected[:, 1:] > expected[:, :-1]
         fastest = 0.0

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sequoia.prompts import KINDS
+
 if TYPE_CHECKING:
     from sequoia.config import SamplingParams
 
@@ -181,7 +183,7 @@ _MEASURE = [
         show_default=True,
         help="Texts to measure on: shipped prompts with the target's answers, or pieces of --text.",
     ),
-    click.option("--kind", metavar="KIND", help="Only shipped prompts of this kind."),
+    click.option("--kind", type=click.Choice(KINDS), help="Only shipped prompts of this kind."),
     click.option(
         "--text",
         type=click.Path(exists=True, dir_okay=False),

@@ -149,3 +149,10 @@ def test_by_depth():
     table = AcceptanceTable.from_rates([[0.9, 0.05], [0.1, 0.05]])
     choice = choose({"rrs": table}, make_curves(BETWEEN))
     assert choice.chosen.tree.num_levels <= 3
+
+
+def test_no_speculation_is_not_its_own_runner_up():
+    choice = choose({"rrs": VECTOR, "k_seq": TABLE}, make_curves(HOPELESS), max_size=16)
+    assert choice.chosen.kind == "none"
+    assert choice.runner_up is not None
+    assert choice.runner_up.kind != "none"

@@ -203,7 +203,7 @@ def test_show_values_a_tree(run, vector, tmp_path):
         (["tune", "--verifier", "magic"], ["'magic'", "rrs_wor"]),
         (["tune", "--temperature", "-1"], ["temperature", "-1"]),
         (["profile", "speed"], ["speed", "latency"]),
-        (["profile", "acceptance", "--kind", "poem", "PAIR"], ["'poem'", "story"]),
+        (["profile", "acceptance", "--kind", "poem"], ["'poem'", "story"]),
         (["profile", "latency", "--context", "5000", "PAIR"], ["5000", "256"]),
         (["profile", "--target", "missing", "--draft", "none"], ["--draft none"]),
         (["tune", "--target", "missing", "--draft", "none"], ["--draft none"]),
