@@ -29,6 +29,7 @@ READS = {  # ops that make the host wait for a value, or for a shape that depend
     aten._unique2.default,
 }
 NO_KERNEL = {aten.lift_fresh.default, aten.detach.default, aten._local_scalar_dense.default}
+FUSED = {"aten::_fused_rms_norm", "aten::scaled_dot_product_attention"}  # one kernel on CUDA
 FROM_HOST = {  # these copy Python values to the device, which no dispatch mode sees on meta
     torch.tensor,
     torch.as_tensor,
@@ -138,6 +139,8 @@ def _masked_index(func: Any, args: Any) -> bool:
 
 @cache
 def _is_composite(func: Any) -> bool:
+    if func._schema.name in FUSED:
+        return False
     return func.has_kernel_for_dispatch_key(torch.DispatchKey.CompositeImplicitAutograd)
 
 
