@@ -51,12 +51,16 @@ def fold_queries(q: Tensor, num_kv_heads: int) -> Tensor:
     """
     t, heads, head_dim = q.shape
     group = heads // num_kv_heads
+    if t == 1:
+        return q.view(num_kv_heads, group, head_dim)
     q = q.view(t, num_kv_heads, group, head_dim).transpose(0, 1)
     return q.reshape(num_kv_heads, t * group, head_dim)
 
 
 def unfold_heads(out: Tensor, t: int) -> Tensor:
     """`[kv_heads, t * group, d]` -> `[t, heads * d]`, the inverse of `fold_queries`."""
+    if t == 1:
+        return out.view(1, -1)
     num_kv_heads, rows, head_dim = out.shape
     out = out.view(num_kv_heads, t, rows // t, head_dim).transpose(0, 1)
     return out.reshape(t, num_kv_heads * (rows // t) * head_dim)
@@ -83,13 +87,14 @@ class MatmulAttention(AttentionBackend):
         """See `AttentionBackend.begin`."""
         t, bucket = mask.shape
         scale = shape.head_dim**-0.5
+        fp32 = shape.dtype == torch.float32
         bias = folded_bias(mask, shape.num_heads // shape.num_kv_heads, shape.dtype)
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             folded = fold_queries(q, shape.num_kv_heads)
             keys = k.narrow(1, 0, bucket).transpose(1, 2)
             scores = torch.baddbmm(bias, folded, keys, alpha=scale)  # [kv_heads, t * group, S]
-            weights = scores.softmax(dim=-1, dtype=torch.float32).to(v.dtype)
+            weights = scores.softmax(-1) if fp32 else scores.softmax(-1, torch.float32).to(v.dtype)
             return unfold_heads(torch.bmm(weights, v.narrow(1, 0, bucket)), t)
 
         return attend
@@ -117,4 +122,4 @@ class SdpaAttention(AttentionBackend):
 
 def default_backend(device: torch.device) -> AttentionBackend:
     """Fused kernels where there are some, plain products elsewhere."""
-    return SdpaAttention() if device.type == "cuda" else MatmulAttention()
+    return MatmulAttention() if device.type == "cpu" else SdpaAttention()

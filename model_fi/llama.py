@@ -1,8 +1,9 @@
 """A lean Llama-family model that reads and writes our own KV cache.
 
 One class for both roles, draft and target. Parameters carry transformers' names, so checkpoints,
-GGUF name maps, quantisers and device maps work as they are; after loading, q/k/v and gate/up of
-plain dense layers become views of one matrix (`fuse`), so that a pass makes fewer, larger products.
+GGUF name maps, quantisers and device maps work as they are. The modules here only hold parameters;
+after loading, `fuse` makes one `Block` per layer from them, which computes with fewer, larger
+products (q/k/v and gate/up of plain dense layers become views of one matrix).
 
 The forward pass is graph-safe: its shapes follow from its arguments' shapes, nothing in it reads a
 device value on the host or copies from host memory.
@@ -10,77 +11,33 @@ device value on the host or copies from host memory.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.activations import ACT2FN
 
-from model_fi.attention import Attend, AttentionBackend, AttentionShape
-from model_fi.dense import PACK_LIMIT, Dense, is_plain, lay_out
+from model_fi.attention import AttentionBackend, AttentionShape
+from model_fi.block import Block, BlockInputs, Norm
+from model_fi.dense import PACK_LIMIT, Projection, lay_out
 from model_fi.families import Dims, dims, draft_head
 from model_fi.kv_cache import KVCache
 
 
-class LayerInputs(NamedTuple):
-    """What every layer of a pass needs besides its hidden states, on that layer's device."""
-
-    cos: Tensor  # [t, 1, head_dim]
-    sin: Tensor  # [t, 1, head_dim], first half negated
-    slots: Tensor  # [t] long
-    attend: Attend
-
-
 class RMSNorm(nn.Module):
-    """Root-mean-square norm over the last dimension, computed in fp32 (arXiv 1910.07467)."""
+    """Parameter of a root-mean-square norm."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
-        self.size, self.eps = size, eps
-        self.scaled: tuple[Tensor, Tensor] | None = None  # set by `fuse`, fp32 only
-
-    def fuse(self) -> None:
-        """Prepare the short form: constants that turn the norm into four operations.
-
-        `x / sqrt(mean(x^2) + eps) * w  =  x / hypot(|x|, sqrt(size * eps)) * (sqrt(size) * w)`
-        """
-        if self.weight.dtype == torch.float32:
-            weight = self.weight.detach()
-            floor = torch.full((1,), (self.size * self.eps) ** 0.5, device=weight.device)
-            self.scaled = weight * self.size**0.5, floor
-
-    def forward(self, x: Tensor) -> Tensor:
-        """`[..., size]` -> the same shape and dtype."""
-        if self.scaled is not None:
-            weight, floor = self.scaled
-            length = torch.linalg.vector_norm(x, 2, -1, True).hypot_(floor)
-            return torch.div(x, length).mul_(weight)
-        wide = x.float()
-        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return (wide * scale).to(x.dtype) * self.weight
-
-
-def rotate_(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Rotary position embedding in place (arXiv 2104.09864), halves convention.
-
-    `heads` `[t, h, d]`; `cos`, `sin` `[t, 1, d]` with the first half of `sin` negated.
-    """
-    swapped = heads.roll(heads.shape[-1] // 2, dims=-1)
-    heads.mul_(cos).addcmul_(swapped, sin)
-
-
-def _device_of(module: nn.Module) -> torch.device:
-    return next(module.parameters()).device
+        self.eps = eps
 
 
 class Attention(nn.Module):
-    """Grouped-query self-attention over the cache."""
+    """Parameters of grouped-query self-attention."""
 
     def __init__(self, d: Dims) -> None:
         super().__init__()
-        self.heads, self.kv_heads, self.head_dim = d.heads, d.kv_heads, d.head_dim
         q_size, kv_size = d.heads * d.head_dim, d.kv_heads * d.head_dim
         self.q_proj = nn.Linear(d.hidden, q_size, bias=d.qkv_bias)
         self.k_proj = nn.Linear(d.hidden, kv_size, bias=d.qkv_bias)
@@ -88,66 +45,20 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(q_size, d.hidden, bias=d.o_bias)
         self.q_norm = RMSNorm(d.head_dim, d.eps) if d.qk_norm else None
         self.k_norm = RMSNorm(d.head_dim, d.eps) if d.qk_norm else None
-        self.qkv: Dense | None = None  # set by `fuse` where the layers are plain
-        self.out: Dense | None = None
-
-    def fuse(self, pack: bool) -> None:
-        """Lay plain dense layers out for speed: q/k/v as one product."""
-        parts = (self.q_proj, self.k_proj, self.v_proj)
-        self.qkv = lay_out(parts, pack) if is_plain(parts) else None
-        self.out = lay_out([self.o_proj], pack) if is_plain([self.o_proj]) else None
-
-    def forward(
-        self, x: Tensor, residual: Tensor, layer: int, inputs: LayerInputs, cache: KVCache
-    ) -> Tensor:
-        """`residual` plus attention of `x`, `[t, hidden]`; stores keys and values in slots."""
-        if self.qkv is not None:
-            qkv = self.qkv(x)
-        else:
-            qkv = torch.cat((self.q_proj(x), self.k_proj(x), self.v_proj(x)), dim=-1)
-        heads = qkv.view(x.shape[0], self.heads + 2 * self.kv_heads, self.head_dim)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k, v = heads.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
-            heads = torch.cat((self.q_norm(q), self.k_norm(k), v), dim=1)
-        rotate_(heads.narrow(1, 0, self.heads + self.kv_heads), inputs.cos, inputs.sin)
-        cache.write_rows(layer, inputs.slots, heads.narrow(1, self.heads, 2 * self.kv_heads))
-        q = heads.narrow(1, 0, self.heads)
-        attended = inputs.attend(q, *cache.layer(layer))
-        if self.out is not None:
-            return self.out(attended, residual)
-        return residual + self.o_proj(attended)
 
 
 class GatedMLP(nn.Module):
-    """`down(act(gate(x)) * up(x))`."""
+    """Parameters of `down(act(gate(x)) * up(x))`."""
 
     def __init__(self, d: Dims) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(d.hidden, d.intermediate, bias=d.mlp_bias)
         self.up_proj = nn.Linear(d.hidden, d.intermediate, bias=d.mlp_bias)
         self.down_proj = nn.Linear(d.intermediate, d.hidden, bias=d.mlp_bias)
-        self.activation = ACT2FN[d.activation]
-        self.gate_up: Dense | None = None  # set by `fuse` where the layers are plain
-        self.down: Dense | None = None
-
-    def fuse(self, pack: bool) -> None:
-        """Lay plain dense layers out for speed: gate and up as one product."""
-        parts = (self.gate_proj, self.up_proj)
-        self.gate_up = lay_out(parts, pack) if is_plain(parts) else None
-        self.down = lay_out([self.down_proj], pack) if is_plain([self.down_proj]) else None
-
-    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
-        """`residual` plus the MLP of `x`, `[t, hidden]`."""
-        if self.gate_up is not None:
-            gate, up = self.gate_up(x).chunk(2, dim=-1)
-        else:
-            gate, up = self.gate_proj(x), self.up_proj(x)
-        inner = self.activation(gate).mul_(up)
-        return self.down(inner, residual) if self.down else residual + self.down_proj(inner)
 
 
 class DecoderLayer(nn.Module):
-    """Pre-norm attention and MLP, each with its residual."""
+    """Parameters of one layer; `block.Block` computes it."""
 
     def __init__(self, d: Dims) -> None:
         super().__init__()
@@ -155,11 +66,6 @@ class DecoderLayer(nn.Module):
         self.mlp = GatedMLP(d)
         self.input_layernorm = RMSNorm(d.hidden, d.eps)
         self.post_attention_layernorm = RMSNorm(d.hidden, d.eps)
-
-    def forward(self, x: Tensor, layer: int, inputs: LayerInputs, cache: KVCache) -> Tensor:
-        """`[t, hidden]` -> `[t, hidden]`."""
-        x = self.self_attn(self.input_layernorm(x), x, layer, inputs, cache)
-        return self.mlp(self.post_attention_layernorm(x), x)
 
 
 class Decoder(nn.Module):
@@ -170,6 +76,10 @@ class Decoder(nn.Module):
         self.embed_tokens = nn.Embedding(d.vocab, d.hidden) if own_embeddings else None
         self.layers = nn.ModuleList(DecoderLayer(d) for _ in range(d.layers))
         self.norm = RMSNorm(d.hidden, d.eps)
+
+
+def _device_of(module: nn.Module) -> torch.device:
+    return next(module.parameters()).device
 
 
 class LlamaForCausalLM_FI(PreTrainedModel):
@@ -190,8 +100,11 @@ class LlamaForCausalLM_FI(PreTrainedModel):
         self.dims = d
         self.rope: tuple[Tensor, float] | None = None  # frequencies, set once weights are loaded
         self.max_length = 0
-        self.is_fused = self.borrows_head = False
-        self.head: Any = None  # what computes logits; `lm_head` where it is not plain
+        self.borrows_head = False
+        # What computes, made from the parameters by `fuse`.
+        self.blocks: list[Block] = []
+        self.final_norm: Norm | None = None
+        self.head: Projection | None = None
         self.model = Decoder(d, own_embeddings=not head.shares_target_embeddings)
         borrowed = head.shares_target_embeddings and not head.own
         gathered = d.tied and head.reduced_size > 0
@@ -218,28 +131,21 @@ class LlamaForCausalLM_FI(PreTrainedModel):
         pass
 
     def fuse(self) -> None:
-        """Lay plain dense weights out for speed, once loading is over (see `dense`).
+        """Lay plain dense weights out for speed, once loading is over (see `dense`, `block`).
 
-        A head that belongs to another model (a draft's target) is used as that model laid it out.
+        Weights must not change afterwards: a CPU model computes from copies too. A head that
+        belongs to another model (a draft's target) is used as that model laid it out.
         """
         pack = sum(p.numel() * p.element_size() for p in self.parameters()) <= PACK_LIMIT
-        for module in self.modules():
-            if isinstance(module, Attention | GatedMLP):
-                module.fuse(pack)
-            elif isinstance(module, RMSNorm):
-                module.fuse()
-        if (
-            isinstance(self.lm_head, nn.Linear)
-            and not self.borrows_head
-            and is_plain([self.lm_head])
-        ):
+        self.blocks = [Block(layer, self.dims, pack) for layer in self.model.layers]
+        self.final_norm = Norm(self.model.norm)
+        if self.lm_head is not None and not self.borrows_head:
             self.head = lay_out([self.lm_head], pack)
-        self.is_fused = True
 
     def _apply(self, fn: Any, recurse: bool = True) -> LlamaForCausalLM_FI:
         # .to(), .half() and the like give every parameter its own storage: lay them out again.
         super()._apply(fn, recurse)
-        if self.is_fused:
+        if self.blocks:
             self.fuse()
         return self
 
@@ -287,16 +193,20 @@ class LlamaForCausalLM_FI(PreTrainedModel):
             Logits `[r, V]` fp32 on the first layer's device; -inf outside a reduced head.
         """
         cos, sin = rope.index_select(0, positions).unsqueeze(1).unbind(2)  # [t, 1, head_dim] each
-        inputs: dict[torch.device, LayerInputs] = {}
+        inputs: dict[torch.device, BlockInputs] = {}
         for device in dict.fromkeys(cache.devices):
             attend = backend.begin(mask.to(device), self.attention_shape)
-            inputs[device] = LayerInputs(cos.to(device), sin.to(device), slots.to(device), attend)
+            inputs[device] = BlockInputs(cos.to(device), sin.to(device), slots.to(device), attend)
+        several = len(inputs) > 1
+        assert self.blocks, "a model that load_model or prepare_model has not finished"
         assert self.model.embed_tokens is not None, "a draft without its target's embeddings"
         hidden = self.model.embed_tokens(token_ids.to(_device_of(self.model.embed_tokens)))
         hidden = hidden.to(self.compute_dtype)
-        for index, layer in enumerate(self.model.layers):
+        for index, block in enumerate(self.blocks):
             device = cache.devices[index]
-            hidden = layer(hidden.to(device), index, inputs[device], cache)
+            if several:
+                hidden = hidden.to(device)
+            hidden = block(hidden, index, inputs[device], cache)
         if isinstance(rows, slice):
             hidden = hidden[rows]
         elif rows is not None:
@@ -306,9 +216,9 @@ class LlamaForCausalLM_FI(PreTrainedModel):
     def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and head: `[r, hidden]` -> `[r, V]` fp32, -inf outside a reduced head."""
         assert self.lm_head is not None, "a draft without its target's head"
-        normed = self.model.norm(hidden.to(_device_of(self.model.norm)))
-        normed = normed.to(_device_of(self.lm_head))
-        scores = (self.head or self.lm_head)(normed).float()
+        assert self.final_norm is not None and self.head is not None  # noqa: PT018
+        normed = self.final_norm(hidden.to(_device_of(self.model.norm)))
+        scores = self.head(normed.to(_device_of(self.lm_head))).float()
         ids = getattr(self, "head_token_ids", None)
         if ids is None:
             return scores
