@@ -76,7 +76,8 @@ def plot_latency(curves: LatencyCurves, path: str | Path, sizes: Sequence[int] =
         axes.annotate(f"{size} nodes", (size, 1), xycoords=("data", "axes fraction"), va="top")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    axes.legend(fontsize="x-small")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.legend(fontsize="x-small", loc="upper left", bbox_to_anchor=(1, 1))
     made.savefig(path, dpi=150)
 
 
@@ -91,5 +92,6 @@ def plot_sizes(
     for size in chosen:
         axes.axvline(size, color="0.4", linewidth=0.8)
     axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:g}")
     axes.legend(fontsize="small")
     made.savefig(path, dpi=150)

@@ -71,5 +71,5 @@ class Journal:
             name = differing[0]
             raise ValueError(
                 f"{path} was measured with {name} = {header['settings'].get(name)!r}, not "
-                f"{settings.get(name)!r}: delete it to start anew, or give another file"
+                f"{settings.get(name)!r}: delete it to start anew, or give another folder"
             )

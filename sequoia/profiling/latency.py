@@ -23,7 +23,7 @@ from sequoia.pair import Pair
 from sequoia.profiling.clock import Clock, Timing
 from sequoia.profiling.journal import Journal
 from sequoia.provenance import collect
-from sequoia.replay import GraphReplay, choose_replay
+from sequoia.replay import BUCKET, GraphReplay, choose_replay
 from sequoia.step import SequenceState, Step
 from tree_builder import LatencyCurve, LatencyCurves, TreeTopology, best_tree
 from tree_builder.grow import StaticGrowth
@@ -31,7 +31,6 @@ from tree_builder.latency import LatencyPoint
 from verifiers.base import Uniforms
 from verifiers.probs import make_rows
 
-BUCKET = 64  # as the decoder rounds cache lengths
 CHILDREN = 2  # per node of the trees that are timed: every rule takes as many
 TYPICAL = (0.0, 0.7, 0.2)  # acceptance that the shapes of these trees are best for
 BEND = 0.05  # a point this far off the line between its neighbours is a bend: look closer
@@ -162,7 +161,8 @@ class _Bench:
         self.params, self.clock = params, settings.clock
         repeated = list(text) * (1 + longest // len(text))
         self.text = torch.tensor(repeated[:longest], device=self.device)
-        self.capture = isinstance(choose_replay([pair.target, pair.draft]), GraphReplay)
+        self.replay = choose_replay([pair.target, pair.draft])
+        self.capture = isinstance(self.replay, GraphReplay)
         self.rules = ("greedy",) if params.greedy else settings.rules
         self.context = 0
 
@@ -186,6 +186,7 @@ class _Bench:
     def _phases(self, tree: TreeTopology, rule: str) -> dict[str, Timing]:
         step = self._step(tree, rule)
         bucket = self._bucket(tree.size)
+        step.prepare(bucket)
         grown = step.grow(bucket)
         logits = step.score(grown, bucket)
         verdict = step.verify(grown, logits)
@@ -224,8 +225,7 @@ class _Bench:
         return self.clock(level, self.device, self.capture)
 
     def _bucket(self, size: int) -> int:
-        needed = -(-(self.context - 1 + size) // BUCKET) * BUCKET
-        return min(needed, self.target.cache.slots)
+        return min(self.replay.bucket(self.context - 1 + size), self.target.cache.slots)
 
     def _step(self, tree: TreeTopology, rule: str) -> Step:
         params, growth = self.params, StaticGrowth(tree, self.device)
