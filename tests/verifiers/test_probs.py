@@ -1,6 +1,7 @@
 """Filters as transformers defines them, and draws by inverted cumulative sums."""
 
 import math
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from verifiers import DeferredRows, Rows, Sampling, coin, inverse_cdf, make_rows
+from verifiers import DeferredRows, Rows, Sampling, coin, inverse_cdf, make_rows, probs
 from verifiers.probs import (
     BLOCK,
     _nucleus_selected,
@@ -67,16 +68,17 @@ def test_ties_at_a_threshold_are_all_kept():
 @settings(deadline=None, max_examples=200)
 @given(
     seed=st.integers(0, 10**6),
-    size=st.integers(1, 400),
+    size=st.integers(1, 12_000),
     scale=st.sampled_from([0.0, 0.1, 1.0, 4.0, 30.0]),
     top_p=st.floats(1e-4, 1.0),
 )
 def test_selected_and_sorted_nucleus_are_the_same(seed, size, scale, top_p):
-    probs = logits_of(1, size, seed, scale).softmax(-1)
-    selected, by_sort = _nucleus_selected(probs, top_p), _nucleus_sorted(probs, top_p)
-    if top_p < 1 - 1e-6:
-        assert torch.equal(probs >= selected, probs >= by_sort)
-    kept = probs[probs >= selected]
+    row = logits_of(1, size, seed, scale).softmax(-1)
+    top_p = torch.tensor(top_p, dtype=torch.float64)
+    selected, by_sort = _nucleus_selected(row, top_p), _nucleus_sorted(row, top_p)
+    if top_p < 1 - 1e-6 or top_p == 1:
+        assert torch.equal(row >= selected, row >= by_sort)
+    kept = row[row >= selected]
     assert kept.double().sum() >= top_p - 1e-6
 
 
@@ -101,8 +103,6 @@ def test_precision_and_the_callers_tensor():
 
 
 def test_deferred_rows_compute_only_what_is_asked_for(monkeypatch):
-    import verifiers.probs as probs
-
     seen = []
 
     def spy(logits, sampling):
@@ -130,7 +130,25 @@ def test_select():
     assert rows.select([2]).probs.data_ptr() == table[2].data_ptr()  # one row: a view
 
 
+def test_device_forms_of_the_filters_are_the_same():
+    for seed, choice in enumerate(
+        (sampling(0.7, 40), sampling(1.2, 0, 0.9), sampling(1.0, 9, 0.5))
+    ):
+        logits = logits_of(5, 3000, seed)
+        with device_form():
+            expected = make_rows(logits, choice)
+        assert torch.equal(make_rows(logits, choice).logits, expected.logits)
+
+
 # ---------------------------------------------------------------- draws
+
+
+@contextmanager
+def device_form():
+    """The branches taken on a device, on tensors in host memory."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(probs, "on_host", lambda tensor: False)
+        yield
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, BLOCK - 1, BLOCK, BLOCK + 1, 4 * BLOCK, 5000])
@@ -146,6 +164,8 @@ def test_inverse_cdf_is_a_search_in_the_cumulative_sum(size, dtype):
     expected = torch.searchsorted(sums, u * sums[:, -1:], right=True)
     assert torch.equal(inverse_cdf(weights, u), expected)
     assert torch.equal(inverse_cdf(weights, u[:, 0]), expected[:, 0])
+    with device_form():
+        assert torch.equal(inverse_cdf(weights, u), expected)
 
 
 @pytest.mark.parametrize("size", [3, 700])
@@ -157,12 +177,18 @@ def test_inverse_cdf_never_returns_a_token_of_weight_zero(size):
     weights[:, size // 2] += 1e-3
     u = torch.tensor([0.0, 5e-324, 0.5, 1 - 2**-53, 1.0], dtype=torch.float64).expand(50, 5)
     assert (weights.gather(1, inverse_cdf(weights, u)) > 0).all()
+    with device_form():
+        assert (weights.gather(1, inverse_cdf(weights, u)) > 0).all()
 
 
 def test_inverse_cdf_stays_in_range_on_rows_without_a_law():
     for value in (0.0, math.nan):
         weights = torch.full((2, 600), value)
-        index = inverse_cdf(weights, torch.tensor([0.2, 0.9], dtype=torch.float64))
+        u = torch.tensor([0.2, 0.9], dtype=torch.float64)
+        index = inverse_cdf(weights, u)
+        assert ((index >= 0) & (index < 600)).all()
+        with device_form():
+            index = inverse_cdf(weights, u)
         assert ((index >= 0) & (index < 600)).all()
 
 
