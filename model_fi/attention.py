@@ -52,7 +52,7 @@ def fold_queries(q: Tensor, num_kv_heads: int) -> Tensor:
     t, heads, head_dim = q.shape
     group = heads // num_kv_heads
     if t == 1:
-        return q.view(num_kv_heads, group, head_dim)
+        return q.reshape(num_kv_heads, group, head_dim)
     q = q.view(t, num_kv_heads, group, head_dim).transpose(0, 1)
     return q.reshape(num_kv_heads, t * group, head_dim)
 
@@ -60,7 +60,7 @@ def fold_queries(q: Tensor, num_kv_heads: int) -> Tensor:
 def unfold_heads(out: Tensor, t: int) -> Tensor:
     """`[kv_heads, t * group, d]` -> `[t, heads * d]`, the inverse of `fold_queries`."""
     if t == 1:
-        return out.view(1, -1)
+        return out.reshape(1, -1)
     num_kv_heads, rows, head_dim = out.shape
     out = out.view(num_kv_heads, t, rows // t, head_dim).transpose(0, 1)
     return out.reshape(t, num_kv_heads * (rows // t) * head_dim)

@@ -68,8 +68,34 @@ def is_plain(layers: Sequence[nn.Module]) -> bool:
     return len(same) == 1 and all(type(w) is nn.Parameter for w in weights)
 
 
-def lay_out(layers: Sequence[nn.Linear], pack: bool) -> Dense:
-    """Make plain layers with one input one product; their parameters become views of its matrix."""
+class Modules:
+    """Layers that are not ours to lay out (quantised ones), called as they are, side by side."""
+
+    def __init__(self, layers: Sequence[nn.Module]) -> None:
+        self.layers = tuple(layers)
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """As `Dense`."""
+        outputs = [layer(x) for layer in self.layers]
+        out = torch.cat(outputs, dim=-1) if len(outputs) > 1 else outputs[0]
+        return out if residual is None else residual + out
+
+
+Projection = Dense | Modules
+
+
+def lay_out(layers: Sequence[nn.Module], pack: bool) -> Projection:
+    """Make layers with one input one product.
+
+    Plain dense layers become views of one matrix, laid out for their device; `pack` allows the
+    second copy (see `Dense`). Others are left alone.
+    """
+    if not is_plain(layers):
+        return Modules(layers)
+    return _dense([layer for layer in layers if isinstance(layer, nn.Linear)], pack)
+
+
+def _dense(layers: Sequence[nn.Linear], pack: bool) -> Dense:
     weight = torch.cat([layer.weight.detach() for layer in layers])
     if weight.device.type == "cpu" and weight.shape[0] > weight.shape[1]:
         weight = weight.t().contiguous().t()  # the longer side contiguous

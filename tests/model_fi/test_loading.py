@@ -20,6 +20,7 @@ from model_fi import (
     predict_memory,
     prepare_model,
 )
+from model_fi.dense import Dense, Modules
 from model_fi.loading import cpu_computes_bf16, resolve_dtype
 
 CPU = torch.device("cpu")
@@ -71,9 +72,10 @@ def test_fused_matrices_are_views_of_the_parameters(saved):
     folder, _ = saved
     ours = load_model(folder, dtype="float32", device="cpu")
     attention, mlp = ours.model.layers[1].self_attn, ours.model.layers[1].mlp
+    block = ours.blocks[1]
     for dense, parts in (
-        (attention.qkv, [attention.q_proj, attention.k_proj, attention.v_proj]),
-        (mlp.gate_up, [mlp.gate_proj, mlp.up_proj]),
+        (block.qkv, [attention.q_proj, attention.k_proj, attention.v_proj]),
+        (block.gate_up, [mlp.gate_proj, mlp.up_proj]),
         (ours.head, [ours.lm_head]),
     ):
         for kind in ("weight", "bias"):
@@ -92,7 +94,7 @@ def test_fusing_survives_a_move(saved):
     ours = load_model(folder, dtype="float32", device="cpu")
     expected = last_logits(ours)
     moved = ours.to(torch.float64)
-    fused = moved.model.layers[0].self_attn.qkv.weight
+    fused = moved.blocks[0].qkv.weight
     assert fused.dtype == torch.float64
     assert fused.data_ptr() == moved.model.layers[0].self_attn.q_proj.weight.data_ptr()
     torch.testing.assert_close(last_logits(moved.to(torch.float32)), expected)
@@ -109,8 +111,9 @@ def test_layers_that_are_not_plain_are_left_alone_and_agree(saved):
         layer.self_attn.k_proj.__class__ = Wrapped
         layer.mlp.up_proj.__class__ = Wrapped
     ours.fuse()
-    assert ours.model.layers[0].self_attn.qkv is None
-    assert ours.model.layers[0].mlp.gate_up is None
+    assert isinstance(ours.blocks[0].qkv, Modules)
+    assert isinstance(ours.blocks[0].gate_up, Modules)
+    assert isinstance(ours.blocks[0].down, Dense)
     torch.testing.assert_close(last_logits(ours), expected)
 
 
@@ -224,7 +227,7 @@ def test_hooks_of_a_device_map_are_replaced(saved):
     assert hasattr(model.model.layers[0].self_attn.q_proj, "_hf_hook")
     model = prepare_model(model, 256)
     assert not hasattr(model.model.layers[0].self_attn.q_proj, "_hf_hook")
-    assert model.model.layers[0].self_attn.qkv is not None
+    assert isinstance(model.blocks[0].qkv, Dense)
     assert torch.equal(last_logits(model), expected)
 
 
