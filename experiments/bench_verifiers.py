@@ -281,11 +281,12 @@ def run(names: Sequence[str], device: torch.device, options: dict[str, Any]) -> 
 
 
 def _timings(setting: Setting, names: Sequence[str], graph: bool, limits: tuple[int, float]) -> Any:
+    filtered = setting.sampling.top_k > 0 or setting.sampling.top_p is not None
     for name in names:
         yield measure(setting, name, *limits)
         if graph:
             yield measure_graph(setting, name, *limits)
-        if name in PEER_RULES:
+        if name in PEER_RULES and not filtered:  # the peer knows no filters
             yield measure_peer(setting, name, *limits)
 
 

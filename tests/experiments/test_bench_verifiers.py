@@ -28,6 +28,13 @@ def test_quick_mode():
     assert {"commit", "versions", "device", "machine", "threads", "seed"} <= record.keys()
 
 
+def test_no_peer_where_rows_are_filtered():
+    outcome = CliRunner().invoke(main, ["--quick", "--verifier", "rrs", "--top-p", "0.9"])
+    assert outcome.exit_code == 0, outcome.output
+    record = json.loads(outcome.output.splitlines()[-1])
+    assert [result["verifier"] for result in record["results"]] == ["rrs"]
+
+
 @pytest.mark.parametrize(
     "arguments",
     [["--verifier", "greedy"], ["--temperature", "0"], ["--graph"], ["--verifier", "nonsense"]],
