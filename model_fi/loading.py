@@ -34,6 +34,7 @@ def load_model(
     max_length: int | None = None,
     gguf_file: str | None = None,
     target: LlamaForCausalLM_FI | None = None,
+    config: Any = None,
     **kwargs: Any,
 ) -> LlamaForCausalLM_FI:
     """Load a Llama-family checkpoint, ready to run.
@@ -53,6 +54,7 @@ def load_model(
             None for the config's `max_position_embeddings`.
         gguf_file: a GGUF file inside `name_or_path`.
         target: the loaded target, for a draft that borrows from it.
+        config: what `load_config` read, to spare reading it again (seconds for a GGUF file).
         kwargs: handed to `from_pretrained` (`revision`, `token`, `subfolder`, ...).
 
     Raises:
@@ -64,7 +66,7 @@ def load_model(
     if device is not None and device_map is not None:
         raise ValueError("give either device or device_map, not both")
     folder, gguf_file = _split_gguf(name_or_path, gguf_file)
-    config = load_config(folder, gguf_file=gguf_file, **kwargs)
+    config = config or load_config(folder, gguf_file=gguf_file, **kwargs)
     max_length = max_length or config.max_position_embeddings
     check_config(config, max_length)
     borrows = draft_head(config).shares_target_embeddings

@@ -102,7 +102,7 @@ def load_pair(
             continue
         role = {"device_map": device_map} if not models else {"target": models[sources[0].location]}
         models[source.location] = load_model(
-            source.path, gguf_file=source.gguf_file, **role, **common
+            source.path, gguf_file=source.gguf_file, config=source.config, **role, **common
         )
     embedded = [source.name for source in sources] == [EMBEDDED, EMBEDDED]
     shipped_tree = EMBEDDED_FOLDER / "tree.json"
