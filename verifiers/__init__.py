@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .acceptance import acceptance
 from .base import Drafted, Plan, Rule, Uniforms, Verdict, Verifier
 from .check import check_lossless
 from .greedy import Greedy
 from .k_hub import KHub
 from .k_seq import KSeq
+from .optimum import optimum, regret
 from .probs import DeferredRows, Rows, Sampling, coin, inverse_cdf, make_rows
 from .rrs import Rrs
 from .rrs_wor import RrsWor
@@ -68,10 +70,13 @@ __all__ = [
     "Uniforms",
     "Verdict",
     "Verifier",
+    "acceptance",
     "check_lossless",
     "check_tree",
     "coin",
     "inverse_cdf",
     "make",
     "make_rows",
+    "optimum",
+    "regret",
 ]

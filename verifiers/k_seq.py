@@ -64,7 +64,7 @@ def smallest_divisor(mass: Tensor, q: Tensor, live: Tensor) -> Tensor:
     slack_low, slack_high = slack(low), slack(high).clamp(min=0)
     high = torch.where(slack_low >= 0, low, high)
     lowered = raised = torch.zeros_like(low, dtype=torch.bool)  # which end the last round moved
-    precision = 8 * torch.finfo(mass.dtype).eps
+    precision = max(1e-12, 8 * torch.finfo(mass.dtype).eps)
     for step in range(60 if mass.dtype == torch.float64 else 30):
         done = (slack_high <= precision) | (high - low <= precision)
         if on_host(done) and bool(done.all()):
