@@ -73,8 +73,9 @@ def folded_bias(mask: Tensor, group: int, dtype: torch.dtype) -> Tensor:
     and a row that sees nothing at all stays finite.
     """
     t, bucket = mask.shape
-    bias = torch.zeros((t, 1, bucket), dtype=dtype, device=mask.device)
-    bias.masked_fill_(~mask.unsqueeze(1), torch.finfo(dtype).min)
+    lowest = torch.finfo(dtype).min
+    bias = torch.full((t, 1, bucket), lowest, dtype=dtype, device=mask.device)
+    bias.masked_fill_(mask.unsqueeze(1), 0.0)
     return bias.expand(t, group, bucket).reshape(t * group, bucket)
 
 

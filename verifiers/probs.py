@@ -310,9 +310,12 @@ def _invert(weights: Tensor, sums: Tensor, targets: Tensor) -> Tensor:
     block, before = _first_above(sums, targets)  # [b, k]
     size = weights.shape[1]
     entries = block[..., None] * BLOCK + torch.arange(BLOCK, device=weights.device)
-    inside = weights.gather(1, entries.clamp(max=size - 1).flatten(1)).double()  # [b, k * BLOCK]
-    inside = (inside * (entries.flatten(1) < size)).view(-1, BLOCK)
-    offset, _ = _first_above(inside, (targets - before).view(-1, 1))  # [b * k, 1]
+    entries = entries.flatten(1)  # [b, k * BLOCK]
+    if size % BLOCK:  # the last block is short
+        inside = weights.gather(1, entries.clamp(max=size - 1)).double() * (entries < size)
+    else:
+        inside = weights.gather(1, entries).double()
+    offset, _ = _first_above(inside.view(-1, BLOCK), (targets - before).view(-1, 1))  # [b * k, 1]
     return block * BLOCK + offset.view(block.shape)
 
 
@@ -321,13 +324,14 @@ def _first_above(weights: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     target, and the sum before it.
 
     Indices of weight 0 never count: a device's parallel sum may grow by a rounding error there. If
-    rounding leaves the target above every sum, the last index with weight is meant.
+    rounding leaves the target above every sum, the last index with weight is meant (the first to
+    reach the total). Written as one argmax, which takes the first of equals: cut off just above
+    the target, all sums that exceed it are equal, and without any the largest is left.
     """
     sums = weights.cumsum(-1)
-    positive = (weights > 0)[:, None]  # [r, 1, n]
-    hits = (sums[:, None] > targets[..., None]) & positive  # [r, c, n]
-    last = torch.where(positive, torch.arange(weights.shape[-1], device=sums.device), 0)
-    index = torch.where(hits.any(-1), hits.byte().argmax(-1), last.amax(-1))
+    reached = sums * (weights > 0)
+    above = targets.nextafter(targets.new_full((), math.inf))
+    index = torch.minimum(reached[:, None], above[..., None]).argmax(-1)  # of [r, c, n]
     return index, (sums - weights).gather(-1, index)
 
 
