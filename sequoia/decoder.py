@@ -19,6 +19,7 @@ from sequoia.inputs import (
     resolve_verifier,
     verifier_label,
 )
+from sequoia.memory import check_tree_memory
 from sequoia.outputs import FinishReason, GenerationOutput, Observer, StepRecord
 from sequoia.pair import Pair
 from sequoia.replay import BUCKET, choose_replay
@@ -68,6 +69,7 @@ class SpeculativeDecoder:
         self.device = self.target.device
         self._runners = [runner for runner in (self.target, self.draft) if runner is not None]
         self.replay = choose_replay([runner.model for runner in self._runners], graphs)
+        check_tree_memory(self.tree.size, pair.vocab_size, self.device)
         self.state = self._new_state(slots)
         self._steps: dict[tuple[Any, ...], Step] = {}
         self._running: object | None = None

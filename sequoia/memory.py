@@ -11,6 +11,7 @@ from model_fi import predict_memory
 from model_fi.loading import resolve_dtype
 
 TREE_MARGIN = 64  # slots for a tree beyond the context, until the tree is known
+TABLES = 12  # fp32 rows of the vocabulary per node that a step holds at once (counted on meta)
 GIB = 2**30
 
 
@@ -51,6 +52,23 @@ def check_memory(sources: list[Any], dtype: Any, device: Any, max_length: int) -
         f"{needed(max_length + TREE_MARGIN) / GIB:.1f} GiB, {free / GIB:.1f} GiB are free: "
         f"{way_out}"
     )
+
+
+def check_tree_memory(size: int, vocab_size: int, device: torch.device) -> None:
+    """Refuse a tree whose rows cannot fit a GPU; on a CPU few rows exist at a time.
+
+    Raises ValueError with the most nodes that do fit.
+    """
+    if device.type != "cuda":
+        return
+    free = available_memory(device)
+    node = TABLES * vocab_size * 4
+    if size * node > free:
+        raise ValueError(
+            f"a tree of {size} nodes needs about {size * node / GIB:.1f} GiB for its rows of "
+            f"{vocab_size} probabilities, {free / GIB:.1f} GiB are free: at most {free // node} "
+            "nodes fit"
+        )
 
 
 def predicted_bytes(source: Any, dtype: Any, device: torch.device, slots: int) -> int:
