@@ -1,4 +1,4 @@
-"""Checkpoints into the model: what is loaded, what is refused, what it will cost.
+"""Checkpoints into the model: what is loaded, what is refused.
 
 Weights come through transformers' own `from_pretrained`, so Hub ids, folders, shards, GGUF files,
 quantised checkpoints and device maps load as they do there. A checkpoint must fit the model key
@@ -8,7 +8,6 @@ for key: what is missing, unexpected or of another shape is an error, never a ra
 from __future__ import annotations
 
 import contextlib
-import copy
 import os
 from collections.abc import Iterator
 from pickle import UnpicklingError
@@ -18,11 +17,15 @@ import torch
 from accelerate.hooks import remove_hook_from_module
 from torch import nn
 from transformers import AutoConfig, PretrainedConfig
+from transformers.utils import cached_file
 from transformers.utils import logging as transformers_logging
 
-from model_fi.families import SUPPORTED, check_config, dims, draft_head
+from model_fi.families import SUPPORTED, check_config, draft_head
 from model_fi.llama import LlamaForCausalLM_FI
+from model_fi.memory import default_device
 from model_fi.rope import rope_frequencies
+
+_GGUF_HEADER = 64 << 20  # bytes within which a GGUF file names its tensors, vocabulary included
 
 
 def load_model(
@@ -73,11 +76,13 @@ def load_model(
     if borrows and target is None:
         raise ValueError(f"{folder}: this draft shares its target's embeddings: give target=")
     if device_map is None:
-        where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        where = default_device(device)
         device_map = None if where.type == "cpu" else {"": where}
     else:
-        where = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        where = default_device(None)
     chosen = resolve_dtype(dtype, config, where, is_gguf=gguf_file is not None)
+    if gguf_file is not None:
+        _refuse_lost_rope(folder, gguf_file, kwargs)
     model = _load_weights(folder, config, chosen, device_map, gguf_file, kwargs)
     _refuse_offload(folder, model)
     return prepare_model(model, max_length, target if borrows else None)
@@ -107,6 +112,9 @@ def load_config(
     """
     folder, gguf_file = _split_gguf(name_or_path, gguf_file)
     options: dict[str, Any] = {"gguf_file": gguf_file} if gguf_file else {}
+    is_path = os.path.isabs(folder) or folder.startswith((".", "~")) or folder.count("/") > 1
+    if is_path and not os.path.isdir(folder):
+        raise ValueError(f"cannot load {folder}: no such folder")
     with _readable(folder):
         if not gguf_file:
             raw, _ = PretrainedConfig.get_config_dict(folder, **kwargs)
@@ -146,24 +154,6 @@ def cpu_computes_bf16() -> bool:
     return any(getattr(torch.cpu, probe, lambda: False)() for probe in probes)
 
 
-def predict_memory(config: Any, dtype: torch.dtype, slots: int) -> dict[str, int]:
-    """Bytes that a model and one runner of `slots` will hold, before anything is loaded.
-
-    Returns:
-        `weights` (dense, in `dtype`), `cache`, `rope` and their sum, `total`.
-    """
-    d, head = dims(config), draft_head(config)
-    size = torch.empty((), dtype=dtype).element_size()
-    with torch.device("meta"):
-        model = LlamaForCausalLM_FI(copy.deepcopy(config))
-    weights = sum(p.numel() for p in model.parameters()) * size
-    if model.lm_head is None and head.reduced_size:
-        weights += head.reduced_size * d.hidden * size  # rows gathered from the whole head
-    rows = 2 * slots * d.head_dim * size
-    sizes = {"weights": weights, "cache": d.layers * d.kv_heads * rows, "rope": rows}
-    return {**sizes, "total": sum(sizes.values())}
-
-
 def _split_gguf(
     name_or_path: str | os.PathLike[str], gguf_file: str | None
 ) -> tuple[str, str | None]:
@@ -173,6 +163,20 @@ def _split_gguf(
         folder, name = os.path.split(path)
         return folder or ".", name
     return path, gguf_file
+
+
+def _refuse_lost_rope(folder: str, gguf_file: str, kwargs: dict[str, Any]) -> None:
+    """GGUF files of Llama 3.x scale their rope by a tensor that transformers leaves behind."""
+    with _readable(folder):
+        options = {k: kwargs[k] for k in ("revision", "token", "subfolder") if k in kwargs}
+        path: Any = cached_file(folder, gguf_file, **options)
+    with open(path, "rb") as file:
+        header = file.read(_GGUF_HEADER)
+    if b"rope_freqs.weight" in header:
+        raise ValueError(
+            f"{gguf_file} scales its rope by rope_freqs.weight, which transformers does not read:"
+            " use the model's safetensors checkpoint"
+        )
 
 
 @contextlib.contextmanager

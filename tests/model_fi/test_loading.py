@@ -240,7 +240,7 @@ def test_offloading_is_refused(saved):
 
 
 def test_missing_model():
-    with pytest.raises(ValueError, match=r"cannot load ./no/such/folder"):
+    with pytest.raises(ValueError, match=r"cannot load ./no/such/folder: no such folder"):
         load_model("./no/such/folder", device="cpu")
 
 
@@ -277,16 +277,33 @@ def test_unsupported_family_is_refused_before_weights_are_read(saved):
         load_model(folder, device="cpu")
 
 
+def packed_numbers(model):
+    block_parts = (p for b in model.blocks for p in (b.qkv, b.out, b.gate_up, b.down))
+    parts = [*block_parts, model.head]
+    return sum(part.weight.numel() for part in parts if part.packed is not None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["llama2", "smollm2", "qwen3"])
-def test_predicted_memory_is_what_is_used(tiny, tmp_path, name):
+def test_predicted_memory_is_what_is_used(tiny, tmp_path, name, dtype):
     tiny.save_checkpoint(tiny.make_config(name), tmp_path)
-    model = load_model(tmp_path, dtype="bfloat16", device="cpu")
+    model = load_model(tmp_path, dtype=dtype, device="cpu")
     runner = EagerRunner(model, 77)
-    predicted = predict_memory(load_config(tmp_path), torch.bfloat16, 77)
-    assert predicted["weights"] == sum(p.numel() for p in model.parameters()) * 2
+    predicted = predict_memory(load_config(tmp_path), dtype, 77, device="cpu")
+    size = dtype.itemsize
+    assert predicted["weights"] == sum(p.numel() for p in model.parameters()) * size
+    assert predicted["packed"] == packed_numbers(model) * size
     assert predicted["cache"] == runner.cache.num_bytes
-    assert predicted["rope"] == runner.rope.numel() * 2
+    assert predicted["rope"] == runner.rope.numel() * size
     assert predicted["total"] == sum(predicted.values()) - predicted["total"]
+
+
+def test_gguf_rope_factors_are_not_lost_silently(saved):
+    """Llama 3.x GGUF files: transformers would load them with unscaled rope."""
+    folder, _ = saved
+    (folder / "tiny.gguf").write_bytes(b"GGUF" + bytes(20) + b"rope_freqs.weight" + bytes(50))
+    with pytest.raises(ValueError, match="rope_freqs"):
+        load_model(folder, gguf_file="tiny.gguf", config=load_config(folder), device="cpu")
 
 
 @pytest.mark.slow
