@@ -6,8 +6,8 @@ tensor. All random decisions of a step go through two primitives, :func:`inverse
 batched, captured, meta) agree number for number, and what lets :mod:`verifiers.check` enumerate
 every outcome instead of sampling.
 
-Nothing here reads a device value on the host, except where a tensor lies in host memory anyway
-(:func:`on_host`) and the read saves passes over a row.
+Nothing here reads a device value on the host. Where a tensor lies in host memory anyway
+(:func:`on_host`) and reads save passes over a row, :mod:`verifiers.host` takes over.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import NamedTuple, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from . import host
+
 BLOCK = 256  # entries per block of inverse_cdf; about sqrt(V) for real vocabularies
-SORTED_BAND = 2048  # candidates for a top-p threshold that are sorted rather than split again
 TINY = 1e-3  # how far the sum of a row may be from 1 before it is no distribution
 
 
@@ -150,9 +150,9 @@ def make_rows(logits: Tensor, sampling: Sampling) -> Rows:
 
 
 def _kth_largest(scaled: Tensor, k: int) -> Tensor:
-    """[b, V] -> [b, 1], k < V. NumPy partitions a row several times faster than torch's topk."""
+    """[b, V] -> [b, 1], k < V."""
     if on_host(scaled):
-        return torch.from_numpy(np.partition(scaled.detach().numpy(), -k, axis=-1)[:, -k, None])
+        return torch.from_numpy(host.kth_largest(scaled.detach().numpy(), k))
     return scaled.topk(k, dim=-1).values[:, -1:]
 
 
@@ -166,35 +166,11 @@ def _nucleus_sorted(probs: Tensor, top_p: Tensor) -> Tensor:
 
 
 def _nucleus_selected(probs: Tensor, top_p: Tensor) -> Tensor:
-    """The same in host memory: bisect for the threshold, sort only what is left near it."""
+    """The same in host memory, by selection."""
     wanted = float(top_p)
     if wanted >= 1:
         return probs.amin(-1, keepdim=True)
-    least = [_nucleus_of_row(row, wanted) for row in probs.detach().numpy()]
-    return torch.tensor(least, dtype=probs.dtype)[:, None]
-
-
-def _nucleus_of_row(row: np.ndarray, top_p: float) -> float:
-    """The band holds every token the threshold may be, ``above`` the mass of all likelier ones.
-
-    It starts at (1 - top_p) / V: all tokens below that together hold less than 1 - top_p.
-    """
-    band, above = row, 0.0
-    low, high = (1 - top_p) / row.size, float(row.max())
-    while band.size > SORTED_BAND and high > low * (1 + 1e-6):
-        middle = math.sqrt(low * high)
-        likelier = band[band >= middle]
-        mass = float(likelier.sum(dtype=np.float64))
-        if above + mass >= top_p:
-            band, low = likelier, middle
-        else:
-            band, above, high = band[band < middle], above + mass, middle
-    if band.size == 0:  # a NaN row: any threshold, the verifier will find the fault
-        return math.nan
-    ordered = np.sort(band)[::-1]
-    before = np.cumsum(ordered, dtype=np.float64) - ordered + above
-    kept = max(int(np.count_nonzero(before < top_p)), 1)
-    return float(ordered[kept - 1])
+    return torch.from_numpy(host.nucleus(probs.detach().numpy(), wanted))
 
 
 def faulty(probs: Tensor) -> Tensor:
@@ -301,8 +277,11 @@ def inverse_cdf(weights: Tensor, u: Tensor) -> Tensor:
         tail = weights[:, whole:].sum(-1, keepdim=True, dtype=torch.float64)
         sums = torch.cat([sums, tail], 1)  # [b, blocks]
     targets = targets * sums.sum(-1, keepdim=True)
-    invert = _invert_on_host if on_host(weights) else _invert
-    return invert(weights, sums, targets).view(u.shape)
+    if on_host(weights):
+        table, sums, targets = weights.detach(), sums.detach(), targets.detach()
+        drawn = host.invert(table.numpy(), sums.numpy(), targets.numpy(), BLOCK)
+        return torch.from_numpy(drawn).view(u.shape)
+    return _invert(weights, sums, targets).view(u.shape)
 
 
 def _invert(weights: Tensor, sums: Tensor, targets: Tensor) -> Tensor:
@@ -333,23 +312,3 @@ def _first_above(weights: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     above = targets.nextafter(targets.new_full((), math.inf))
     index = torch.minimum(reached[:, None], above[..., None]).argmax(-1)  # of [r, c, n]
     return index, (sums - weights).gather(-1, index)
-
-
-def _invert_on_host(weights: Tensor, sums: Tensor, targets: Tensor) -> Tensor:
-    """The same, draw by draw: NumPy's searches take a microsecond, a chain of tensor calls 100."""
-    table, cumulative = weights.detach().numpy(), sums.cumsum(-1).numpy()
-    drawn = np.empty(targets.shape, dtype=np.int64)
-    for (row, column), target in np.ndenumerate(targets.numpy()):
-        block = _search(cumulative[row], target)
-        before = cumulative[row, block - 1] if block else 0.0
-        inside = table[row, block * BLOCK : (block + 1) * BLOCK].cumsum(dtype=np.float64)
-        drawn[row, column] = block * BLOCK + _search(inside, max(target - before, 0.0))
-    return torch.from_numpy(drawn)
-
-
-def _search(sums: np.ndarray, target: float) -> int:
-    """First index whose sum exceeds the target. Sums in order never grow without a weight."""
-    index = int(sums.searchsorted(target, side="right"))
-    if index == sums.size:  # rounding: the last index with weight, the first to reach the total
-        index = int(sums.searchsorted(sums[-1]))
-    return index
