@@ -1,12 +1,11 @@
 """Tokens per second next to what one would otherwise run, interleaved, on real prompts.
 
-    python -m experiments.peers --out runs/peers.jsonl            # 18 prompts, greedy and T = 0.8
-    python -m experiments.peers --out runs/peers.jsonl --report   # the table of what is there
+    python -m experiments.peers --out runs/peers.jsonl   # 18 prompts, greedy and T = 0.8
 
 Peers: transformers' ``generate``; its assisted generation with the same draft; our
 autoregressive decoder; our best chain; our best tree. Each prompt is run by all of them in turn,
-``--repeats`` times over; every run is one line of the file, written as it ends, and a second
-start goes on where the first one stopped. Prompt processing is part of every time.
+``--repeats`` times over; every run is written to the file as it ends, and a second start goes on
+where the first one stopped. Prompt processing is part of every time.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ import statistics
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import torch
@@ -28,25 +27,25 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from experiments.transformers_draft import as_transformers
 from sequoia import AutoregressiveDecoder, Pair, SamplingParams, SpeculativeDecoder, load_pair
 from sequoia.pair import find_source
-from sequoia.prompts import KINDS, Prompt, load
-from sequoia.provenance import collect
+from sequoia.profiling import Journal, Text, shipped_prompts
+from sequoia.profiling.tuning import about_pair, journal_settings
+
+
+class Run(NamedTuple):
+    """One run of the plan."""
+
+    peer: str
+    prompt: str
+    temperature: float
+    repeat: int
+
+    @property
+    def key(self) -> str:
+        return " | ".join(map(str, self))
+
 
 Peer = Callable[[list[int], SamplingParams], int]
 """Generates from prompt ids; returns the number of new tokens."""
-
-
-def some_prompts(per_kind: int) -> list[Prompt]:
-    """The first few shipped prompts of each kind, kinds taking turns."""
-    by_kind = [load(kind)[:per_kind] for kind in KINDS]
-    return [prompt for row in zip(*by_kind, strict=True) for prompt in row]
-
-
-def chat_ids(pair: Pair, prompt: Prompt) -> list[int]:
-    """The prompt as one user message in the chat template."""
-    text = pair.tokenizer.apply_chat_template(
-        [{"role": "user", "content": prompt.text}], tokenize=False, add_generation_prompt=True
-    )
-    return pair.tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 def transformers_peer(model: Any, assistant: Any | None, pad: int | None) -> Peer:
@@ -102,66 +101,39 @@ def make_peers(
     return peers
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """The finished runs; a last line cut short by a kill is dropped."""
-    runs = []
-    for line in path.read_text().splitlines() if path.exists() else []:
-        try:
-            runs.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return [run for run in runs if "peer" in run]
-
-
 def measure(
     peers: dict[str, Peer],
-    prompts: Iterable[tuple[str, list[int]]],
-    temperatures: Iterable[float],
+    prompts: Sequence[Text],
+    temperatures: Sequence[float],
     repeats: int,
     tokens: int,
-    path: Path,
-    facts: dict[str, Any],
+    journal: Journal,
 ) -> None:
-    """Run what is not in the file yet, peers taking turns on each prompt."""
-    done = {(r["peer"], r["prompt"], r["temperature"], r["repeat"]) for r in read(path)}
+    """Run what is not in the journal yet, peers taking turns on each prompt."""
     plan = [
-        (repeat, temperature, name, ids, peer)
+        (run, prompt.ids)
         for repeat in range(repeats)
         for temperature in temperatures
-        for name, ids in prompts
+        for prompt in prompts
         for peer in peers
-        if (peer, name, temperature, repeat) not in done
+        if (run := Run(peer, prompt.key, temperature, repeat)).key not in journal
     ]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as out:
-        if plan:
-            print(file=out)  # after a kill the last line may have no end
-            print(json.dumps({"provenance": collect(**facts)}), file=out, flush=True)
-            _, temperature, _, ids, _ = plan[0]
-            for peer in peers.values():  # warm up
-                peer(ids, SamplingParams(max_new_tokens=4, temperature=temperature))
-        for repeat, temperature, name, ids, peer in tqdm(plan, unit="run"):
-            params = SamplingParams(max_new_tokens=tokens, temperature=temperature, seed=repeat)
-            start = time.perf_counter()
-            new = peers[peer](ids, params)
-            seconds = time.perf_counter() - start
-            run = {
-                "peer": peer,
-                "prompt": name,
-                "temperature": temperature,
-                "repeat": repeat,
-                "new_tokens": new,
-                "seconds": round(seconds, 4),
-            }
-            print(json.dumps(run), file=out, flush=True)
+    if plan:
+        (first, ids), *_ = plan
+        for peer in peers.values():  # warm up
+            peer(ids, SamplingParams(max_new_tokens=4, temperature=first.temperature))
+    for run, ids in tqdm(plan, unit="run"):
+        params = SamplingParams(max_new_tokens=tokens, temperature=run.temperature, seed=run.repeat)
+        start = time.perf_counter()
+        new = peers[run.peer](ids, params)
+        journal.add(run.key, [*run, new, time.perf_counter() - start])
 
 
-def report(runs: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+def report(runs: Iterable[Sequence[Any]]) -> dict[str, dict[str, float]]:
     """Median tokens/s per peer and temperature (median over repeats, then over prompts)."""
     speeds: dict[tuple[float, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for run in runs:
-        cell = speeds[run["temperature"], run["peer"]]
-        cell[run["prompt"]].append(run["new_tokens"] / run["seconds"])
+    for peer, prompt, temperature, _, new_tokens, seconds in runs:
+        speeds[temperature, peer][prompt].append(new_tokens / seconds)
     table: dict[str, dict[str, float]] = defaultdict(dict)
     for (temperature, peer), prompts in speeds.items():
         per_prompt = [statistics.median(values) for values in prompts.values()]
@@ -187,35 +159,26 @@ def show(table: dict[str, dict[str, float]]) -> None:
 @click.option("--tree", default="auto", show_default=True, help="Our best tree.")
 @click.option("--verifier", default="rrs_wor", show_default=True)
 @click.option("--temperature", "temperatures", multiple=True, type=float, default=[0.0, 0.8])
-@click.option("--prompts-per-kind", default=3, show_default=True)
+@click.option("--prompts", default=18, show_default=True, help="Shipped prompts, kinds in turn.")
 @click.option("--max-new-tokens", default=128, show_default=True)
 @click.option("--repeats", default=3, show_default=True)
 @click.option("--threads", default=2, show_default=True)
 @click.option("--dtype", default="auto", show_default=True)
 @click.option("--out", type=click.Path(path_type=Path), default=Path("runs/peers.jsonl"))
-@click.option("--report", "report_only", is_flag=True, help="Only print the table of the file.")
 def main(**o: Any) -> None:
     """See the module's text."""
-    if not o["report_only"]:
-        torch.set_num_threads(o["threads"])
-        warnings.filterwarnings("ignore", module="transformers")
-        max_length = 1024
-        pair = load_pair(o["target"], o["draft"], dtype=o["dtype"], max_length=max_length)
-        peers = make_peers(pair, o["chain"], o["tree"], o["verifier"], max_length)
-        prompts = [(p.id, chat_ids(pair, p)) for p in some_prompts(o["prompts_per_kind"])]
-        facts = {"options": {name: str(value) for name, value in o.items()}}
-        measure(
-            peers,
-            prompts,
-            o["temperatures"],
-            o["repeats"],
-            o["max_new_tokens"],
-            o["out"],
-            facts,
-        )
-    table = report(read(o["out"]))
+    torch.set_num_threads(o["threads"])
+    warnings.filterwarnings("ignore", module="transformers")
+    max_length = 1024
+    pair = load_pair(o["target"], o["draft"], dtype=o["dtype"], max_length=max_length)
+    peers = make_peers(pair, o["chain"], o["tree"], o["verifier"], max_length)
+    params = SamplingParams(max_new_tokens=o["max_new_tokens"])
+    prompts = shipped_prompts(pair, o["prompts"], max_length - params.max_new_tokens)
+    journal = Journal(o["out"], journal_settings(pair, params, peers=list(peers)))
+    measure(peers, prompts, o["temperatures"], o["repeats"], params.max_new_tokens, journal)
+    table = report(journal.values())
     show(table)
-    click.echo(json.dumps(table))
+    click.echo(json.dumps({"tokens_per_second": table, "provenance": about_pair(pair, params)}))
 
 
 if __name__ == "__main__":

@@ -39,6 +39,10 @@ class Journal:
     def __getitem__(self, key: str) -> Any:
         return self._records[key]
 
+    def values(self) -> list[Any]:
+        """All values, oldest first."""
+        return list(self._records.values())
+
     def add(self, key: str, value: Any) -> Any:
         """Store a JSON value, on disk at once; returns it."""
         self._records[key] = value

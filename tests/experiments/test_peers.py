@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from experiments.peers import measure, read, report, some_prompts
+from experiments.peers import measure, report
 from experiments.transformers_draft import as_transformers
 from model_fi import EagerRunner, causal_mask, load_model
-from sequoia.prompts import KINDS
+from sequoia.profiling import Journal, Text
 
 
 def counting_peer(calls, name):
@@ -25,31 +23,34 @@ def counting_peer(calls, name):
 def test_runs_are_interleaved_written_as_they_come_and_resumed(tmp_path):
     path, calls = tmp_path / "runs.jsonl", []
     peers = {name: counting_peer(calls, name) for name in ("one", "two")}
-    prompts = [("a", [1]), ("b", [2])]
-    measure(peers, prompts, [0.0, 0.8], 2, 5, path, {})
-    done = read(path)
+    prompts = [Text("a", [1], 1), Text("b", [2], 1)]
+
+    def measured():
+        calls.clear()
+        journal = Journal(path, {"pair": "tiny"})
+        measure(peers, prompts, [0.0, 0.8], 2, 5, journal)
+        return journal.values()
+
+    done = measured()
     assert len(done) == 2 * 2 * 2 * 2
-    assert [run["peer"] for run in done[:4]] == ["one", "two", "one", "two"]
-    calls.clear()
-    measure(peers, prompts, [0.0, 0.8], 2, 5, path, {})
+    assert [run[0] for run in done[:4]] == ["one", "two", "one", "two"]
+    assert measured() == done
     assert calls == []
     lines = path.read_text().splitlines()
-    path.write_text("\n".join(lines[:-3]) + '\n{"peer": "tw')  # killed while writing
-    measure(peers, prompts, [0.0, 0.8], 2, 5, path, {})
-    assert len({json.dumps(run) for run in read(path)}) >= len(done)
-    assert len({(r["peer"], r["prompt"], r["temperature"], r["repeat"]) for r in read(path)}) == 16
+    path.write_text("\n".join(lines[:-3]) + '\n{"key": "tw')  # killed while writing
+    again = measured()
+    assert [run[:5] for run in again] == [run[:5] for run in done]
+    assert len(calls) == 3 + 2  # the lost runs, and a warm-up of each peer
 
 
 def test_the_report_takes_medians_over_repeats_then_prompts():
     runs = [
-        {"peer": "x", "prompt": prompt, "temperature": 0.0, "new_tokens": 10, "seconds": seconds}
-        for prompt, seconds in [("a", 1), ("a", 2), ("a", 100), ("b", 5), ("b", 5), ("c", 1)]
+        ["x", prompt, 0.0, repeat, 10, seconds]
+        for repeat, (prompt, seconds) in enumerate(
+            [("a", 1), ("a", 2), ("a", 100), ("b", 5), ("b", 5), ("c", 1)]
+        )
     ]
     assert report(runs) == {"T = 0": {"x": 5.0}}
-
-
-def test_prompts_of_all_kinds_take_turns():
-    assert [prompt.kind for prompt in some_prompts(2)] == [*KINDS, *KINDS]
 
 
 @pytest.mark.parametrize("reduced", [0, 11])
