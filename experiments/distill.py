@@ -42,6 +42,7 @@ Examples:
 @click.option("--window", default=256, help="Tokens of a sequence cut from plain text.")
 @click.option("--batch-size", default=16, help="Sequences per pass of the target.")
 @click.option("--top", default=64, help="Target tokens stored per position.")
+@click.option("--scored", type=int, help="Score only N sequences; the rest teach their own tokens.")
 @click.option("--held-out", default=0.05, help="Fraction of sequences measured on, not trained.")
 @click.option("--layers", default=2, help="Layers of the draft.")
 @click.option("--width", type=int, help="Width of the draft.  [default: the target's]")
@@ -69,7 +70,8 @@ Examples:
 @click.option("--precision", type=click.Choice(["auto", "fp32", "bf16"]), default="auto")
 def main(target, out, work, init, until, text, prompts, loss, lr, device, precision, **options):
     """Distil a draft model for TARGET."""
-    text_names = ("samples", "max_new_tokens", "window", "batch_size", "top", "held_out", "seed")
+    text_names = ("samples", "max_new_tokens", "window", "batch_size", "top", "seed")
+    text_names += ("scored", "held_out")
     shape_names = ("layers", "width", "share_embeddings", "head_tokens")
     plan_names = ("steps", "batch_tokens", "warmup", "save_every", "evaluate_every", "seed")
     tv_from = {"kl": 1.0, "tv": 0.0, "kl+tv": 2 / 3}[loss]

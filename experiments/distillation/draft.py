@@ -164,7 +164,7 @@ class Draft(nn.Module):
         embedded = nn.functional.embedding(tokens, table)
         hidden = self.model(inputs_embeds=embedded, use_cache=False).last_hidden_state
         if self.lm_head is not None:
-            head = self.lm_head
+            head: Tensor = self.lm_head
         else:
             head = self._table(1) if self.embed_tokens is None else self.embed_tokens
         return nn.functional.linear(hidden.flatten(0, 1)[rows], head)

@@ -33,7 +33,12 @@ STAGES = ("text", "targets", "train", "export")
 
 @dataclass(frozen=True)
 class TextPlan:
-    """Which text to distil on; ``text`` None: the target answers the prompts itself."""
+    """Which text to distil on; ``text`` None: the target answers the prompts itself.
+
+    ``scored``: how many sequences the target's top tokens are stored for (None: all). The others
+    teach their own tokens only: a noisier lesson, but the pass of a target that is many times the
+    draft's size costs several times what training on the sequence once does.
+    """
 
     text: Path | None = None
     prompts: Path | None = None
@@ -42,6 +47,7 @@ class TextPlan:
     window: int = 256
     batch_size: int = 16
     top: int = 64
+    scored: int | None = None
     held_out: float = 0.05
     seed: int = 0
 
@@ -49,6 +55,8 @@ class TextPlan:
         for name in ("samples", "max_new_tokens", "batch_size", "top"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} {getattr(self, name)} must be at least 1")
+        if self.scored is not None and self.scored < 2:
+            raise ValueError(f"scored {self.scored} must be at least 2: one to learn, one held out")
         if self.window < 2:
             raise ValueError(f"window {self.window} must be at least 2")
         if not 0.0 < self.held_out < 1.0:
@@ -115,7 +123,7 @@ def store_targets(
     """Stage targets: the top log-probabilities of every answer position, once."""
     score_store(
         target.model,
-        sequences,
+        sequences[: plan.scored],
         work / "targets",
         top=min(plan.top, target.model.config.vocab_size),
         batch_size=plan.batch_size,
@@ -125,13 +133,21 @@ def store_targets(
     accelerator.wait_for_everyone()
 
 
-def split_store(work: Path, held_out: float) -> tuple[list[Sequence], list[Sequence]]:
-    """(training, held-out) sequences: the first ones of the stored, shuffled order are held out."""
-    sequences = list(read_store(work / "targets"))
-    count = max(1, round(held_out * len(sequences)))
-    if count >= len(sequences):
-        raise ValueError(f"{len(sequences)} sequences are too few to hold {held_out:.0%} out")
-    return sequences[count:], sequences[:count]
+def split_store(
+    work: Path, sequences: list[Sequence], plan: TextPlan
+) -> tuple[list[Sequence], list[Sequence]]:
+    """(training, held-out) sequences: the first ones of the stored, shuffled order are held out.
+
+    Sequences beyond the scored ones join the training as they are.
+    """
+    scored = list(read_store(work / "targets"))
+    count = max(1, round(plan.held_out * len(sequences)))
+    if count >= len(scored):
+        raise ValueError(
+            f"{len(scored)} scored sequences are too few to hold out {count} "
+            f"({plan.held_out:.0%} of {len(sequences)})"
+        )
+    return scored[count:] + sequences[len(scored) :], scored[:count]
 
 
 def build_draft(
@@ -191,7 +207,7 @@ def distil(
     store_targets(target, sequences, text_plan, work, accelerator)
     if until == "targets":
         return None
-    train, held_out = split_store(work, text_plan.held_out)
+    train, held_out = split_store(work, sequences, text_plan)
     draft = build_draft(target, shape, train, init)
     trainer = Trainer(draft, train, held_out, plan, work, accelerator)
     del target.model  # the draft keeps what it shares

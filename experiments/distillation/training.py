@@ -78,12 +78,29 @@ class Batch(NamedTuple):
 
 
 def make_batch(sequences: list[Sequence], device: Any) -> Batch:
+    """Stack sequences; one without scores teaches its own tokens, with probability 1 each."""
+    tops = [known_top(s) for s in sequences]
+    columns = max(ids.shape[1] for ids, _ in tops)
+    ids = np.zeros((sum(len(top[0]) for top in tops), columns), np.int64)
+    logprobs = np.full(ids.shape, -np.inf, np.float32)
+    row = 0
+    for some_ids, some_logprobs in tops:
+        rows, width = some_ids.shape
+        ids[row : row + rows, :width] = some_ids
+        logprobs[row : row + rows, :width] = some_logprobs
+        row += rows
     tokens = pad_tokens(sequences)
-    ids = np.concatenate([s.top_ids for s in sequences]).astype(np.int64)
-    logprobs = np.concatenate([s.top_logprobs for s in sequences]).astype(np.float32)
-    rows = answer_positions(sequences, tokens.shape[1])
-    parts = (tokens, rows, torch.from_numpy(ids), torch.from_numpy(logprobs))
+    positions = answer_positions(sequences, tokens.shape[1])
+    parts = (tokens, positions, torch.from_numpy(ids), torch.from_numpy(logprobs))
     return Batch(*(part.to(device) for part in parts))
+
+
+def known_top(sequence: Sequence) -> tuple[np.ndarray, np.ndarray]:
+    """(ids, log-probabilities) [a, K]: the target's, or the text's own tokens with K = 1."""
+    if sequence.top_ids is not None and sequence.top_logprobs is not None:
+        return sequence.top_ids, sequence.top_logprobs
+    own = sequence.tokens[sequence.prompt_length :, None]
+    return own, np.zeros(own.shape, np.float32)
 
 
 def epoch_batches(lengths: list[int], batch_tokens: int, seed: int) -> list[list[int]]:

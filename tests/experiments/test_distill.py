@@ -24,7 +24,7 @@ from experiments.distillation.losses import gather_top, kl, total_variation
 from experiments.distillation.store import Sequence, read_shard, read_store, write_shard
 from experiments.distillation.targets import score, score_store
 from experiments.distillation.text import answer
-from experiments.distillation.training import Trainer, epoch_batches, evaluate
+from experiments.distillation.training import Trainer, epoch_batches, evaluate, make_batch
 
 VOCAB = 37
 
@@ -230,6 +230,16 @@ class TestDraft:
             Draft(target, shape, torch.zeros(0) if shape.head_tokens else None)
 
 
+def test_a_sequence_without_scores_teaches_its_own_tokens(target):
+    texts = [Sequence(np.arange(9), 2), Sequence(np.arange(5, 11), 1)]
+    scored = score(target, texts, top=3)
+    batch = make_batch([texts[0], scored[1]], "cpu")
+    assert batch.ids[:7, 0].tolist() == list(range(2, 9))
+    assert batch.logprobs[:7].exp().tolist() == [[1.0, 0.0, 0.0]] * 7
+    assert batch.ids[7:].tolist() == scored[1].top_ids.tolist()
+    torch.testing.assert_close(batch.logprobs[7:], torch.from_numpy(scored[1].top_logprobs))
+
+
 def test_every_sequence_is_in_an_epoch_once_and_batches_keep_their_size():
     lengths = np.random.default_rng(0).integers(5, 60, size=300).tolist()
     batches = epoch_batches(lengths, 200, seed=3)
@@ -300,6 +310,17 @@ class TestTool:
         assert whole.keys() == broken.keys()
         assert all(torch.equal(whole[name], broken[name]) for name in whole)
         assert history(tmp_path / "whole.work") == history(tmp_path / "broken.work")
+
+    def test_only_some_of_the_text_need_be_scored(self, target_folder, text_file, tmp_path):
+        options = ["--text", text_file, "--steps", 6, "--scored", 8, "--held-out", 0.1]
+        result = run(target_folder, tmp_path / "draft", *options)
+        assert result.exit_code == 0, result.output
+        stored = list(read_store(tmp_path / "draft.work" / "targets"))
+        assert len(stored) == 8
+        assert "22 sequences" in (tmp_path / "draft" / "README.md").read_text()
+        result = run(target_folder, tmp_path / "other", *options, "--held-out", 0.5)
+        assert result.exit_code == 2
+        assert "too few" in result.output
 
     def test_a_draft_can_be_trained_further(self, target_folder, text_file, tmp_path):
         options = ["--text", text_file, "--steps", 10, "--head-tokens", 20]
