@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -55,6 +56,10 @@ def smallest_divisor(mass: Tensor, q: Tensor, live: Tensor) -> Tensor:
     Any feasible g is lossless; the smallest accepts most. Secants close in on it (Illinois: an end
     that stays put twice counts half); a bisection in every third round guarantees progress.
     """
+    precision = max(1e-12, 8 * torch.finfo(mass.dtype).eps)
+    if on_host(mass):  # about 7 rounds, each a few passes over a row and some Python arithmetic
+        rows = zip(mass.detach().numpy(), q.detach().numpy(), live.tolist(), strict=True)
+        return torch.tensor([_divisor_of_row(*row, precision) for row in rows], dtype=mass.dtype)
 
     def slack(g: Tensor) -> Tensor:  # >= 0: feasible
         return g - expected_offers(torch.minimum(q, mass / g[:, None]).sum(-1), live)
@@ -64,11 +69,7 @@ def smallest_divisor(mass: Tensor, q: Tensor, live: Tensor) -> Tensor:
     slack_low, slack_high = slack(low), slack(high).clamp(min=0)
     high = torch.where(slack_low >= 0, low, high)
     lowered = raised = torch.zeros_like(low, dtype=torch.bool)  # which end the last round moved
-    precision = max(1e-12, 8 * torch.finfo(mass.dtype).eps)
     for step in range(60 if mass.dtype == torch.float64 else 30):
-        done = (slack_high <= precision) | (high - low <= precision)
-        if on_host(done) and bool(done.all()):
-            break
         middle = (low + high) / 2
         if step % 3 != 2:
             secant = high - slack_high * (high - low) / (slack_high - slack_low)
@@ -80,4 +81,34 @@ def smallest_divisor(mass: Tensor, q: Tensor, live: Tensor) -> Tensor:
         high = torch.where(feasible, middle, high)
         low = torch.where(feasible, low, middle)
         lowered, raised = feasible, ~feasible
+    return high
+
+
+def _divisor_of_row(mass: np.ndarray, q: np.ndarray, live: list[bool], precision: float) -> float:
+    """The same for one row in host memory, ending as soon as the bracket is narrow."""
+    slots = [slot for slot, exists in enumerate(live) if exists]
+
+    def slack(g: float) -> float:
+        miss = max(1 - float(np.minimum(q, mass / g).sum()), 0.0)
+        return g - sum(miss**slot for slot in slots)
+
+    low, high = 1.0, float(max(len(slots), 1))
+    slack_low = slack(low)
+    if slack_low >= 0:
+        return low
+    slack_high, moved = max(slack(high), 0.0), 0  # which end the last round moved: +1 is high
+    for step in range(60):
+        if not slack_high > precision or high - low <= precision:  # a NaN row ends here too
+            break
+        middle = (low + high) / 2
+        if step % 3 != 2:
+            secant = high - slack_high * (high - low) / (slack_high - slack_low)
+            middle = secant if low < secant < high else middle
+        value = slack(middle)
+        if value >= 0:
+            high, slack_high = middle, value
+            slack_low, moved = (slack_low / 2 if moved == 1 else slack_low), 1
+        else:
+            low, slack_low = middle, value
+            slack_high, moved = (slack_high / 2 if moved == -1 else slack_high), -1
     return high
