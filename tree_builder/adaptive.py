@@ -132,11 +132,13 @@ class AdaptiveGrowth:
         drafted, rows, expanded = [], [], []
         open_nodes = torch.zeros_like(score)  # 0 = may be expanded, -inf = already is
         start = 0
+        worst = torch.finfo(score.dtype).min  # an open node of q = 0, yet before an expanded one
         for count in self.limits.expanded:
             if start == 0:
                 chosen, level = self._ids[:1], root_rows
             else:
-                chosen = (score + open_nodes).topk(count).indices.sort().values
+                promise = score.clamp(min=worst) + open_nodes
+                chosen = promise.topk(count).indices.sort().values
                 level = forward(tokens[chosen], chosen, depth[chosen], mask[chosen])
             draws = uniforms[start : start + count]
             new = verifier.propose(level, (k,) * count, draws)

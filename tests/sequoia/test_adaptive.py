@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+import verifiers
 from sequoia import AutoregressiveDecoder, SamplingParams, SpeculativeDecoder
-from tree_builder.adaptive import AdaptiveTree
+from tree_builder.adaptive import AdaptiveTree, make_growth
 
 SPECS = ["adaptive:2x3x4", "adaptive:3x2x5", "adaptive:1x4x4", "adaptive:4x4x4@9"]
 
@@ -74,3 +76,24 @@ def test_sizes():
     assert (tree.drawn, tree.size, tree.prunes) == (13, 13, False)
     assert AdaptiveTree(2, 3, 4, budget=7).size == 7
     assert AdaptiveTree(2, 3, 1).size == 1
+
+
+@pytest.mark.parametrize("name", ["rrs_wor", "spechub", "target_match"])
+def test_a_node_is_expanded_once_although_all_open_ones_have_q_0(name):
+    """Drawing a node's children again, depending on what was drawn first, biased the text."""
+    no = -torch.inf
+    table = torch.tensor([[no, 0.5, 0.3, 0.9], [no, 0, no, no], [no, no, 0, no], [0.1, 0, 0.5, 1]])
+    verifier = verifiers.make(name)
+    growth = make_growth(AdaptiveTree(children=2, width=5, num_levels=4), "cpu")
+
+    def forward(tokens, *_):
+        return verifiers.make_rows(table[tokens], verifiers.Sampling(torch.tensor(1.0)))
+
+    root = torch.tensor([0])
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(40):
+        shape = growth.num_rows, growth.max_children
+        uniforms = torch.rand(shape, generator=generator, dtype=torch.float64)
+        tree = growth.grow(root, forward(root), forward, verifier, uniforms).tree
+        assert len(tree.rows.unique()) == len(tree.rows)
+        assert tree.parents[tree.children].equal(tree.rows[:, None].expand_as(tree.children))
