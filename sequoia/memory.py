@@ -74,4 +74,4 @@ def check_tree_memory(size: int, vocab_size: int, device: torch.device) -> None:
 def predicted_bytes(source: Any, dtype: Any, device: torch.device, slots: int) -> int:
     """Weights, and the cache of one decoder with that many slots, in bytes."""
     chosen = resolve_dtype(dtype, source.config, device, is_gguf=source.gguf_file is not None)
-    return predict_memory(source.config, chosen, slots)["total"]
+    return predict_memory(source.config, chosen, slots, device=device)["total"]

@@ -11,6 +11,7 @@ from typing import Any
 from transformers import AutoTokenizer, GenerationConfig
 
 from model_fi import check_config, load_config, load_model
+from sequoia.converted import converted
 from sequoia.memory import check_memory
 
 EMBEDDED = "embedded"
@@ -123,6 +124,8 @@ def find_source(name: str, gguf_file: str | None, role: str) -> Source:
     path = str(name)
     if name == EMBEDDED:
         path, gguf_file = _embedded(role)
+        if gguf_file is not None:
+            path, gguf_file = converted(path, gguf_file)
     elif path.endswith(".gguf") and os.path.isfile(path):
         path, gguf_file = os.path.dirname(path) or ".", os.path.basename(path)
     try:
