@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from accelerate.hooks import remove_hook_from_module
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, PretrainedConfig
 from transformers.utils import cached_file
@@ -25,6 +26,8 @@ from model_fi.llama import LlamaForCausalLM_FI
 from model_fi.memory import default_device
 from model_fi.rope import rope_frequencies
 
+_LIBRARY_ERRORS = (UnpicklingError, SafetensorError)  # neither is a ValueError
+_UNREADABLE = (OSError, ValueError, RuntimeError, KeyError, ImportError, *_LIBRARY_ERRORS)
 _GGUF_HEADER = 64 << 20  # bytes within which a GGUF file names its tensors, vocabulary included
 
 
@@ -115,6 +118,8 @@ def load_config(
     is_path = os.path.isabs(folder) or folder.startswith((".", "~")) or folder.count("/") > 1
     if is_path and not os.path.isdir(folder):
         raise ValueError(f"cannot load {folder}: no such folder")
+    if not gguf_file:
+        _refuse_pickles(folder)
     with _readable(folder):
         if not gguf_file:
             raw, _ = PretrainedConfig.get_config_dict(folder, **kwargs)
@@ -165,6 +170,17 @@ def _split_gguf(
     return path, gguf_file
 
 
+def _refuse_pickles(folder: str) -> None:
+    """Weights that are there as pickles only are not read: a pickle can run code."""
+    files = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+    pickled = [name for name in files if name.startswith("pytorch_model") and name.endswith(".bin")]
+    if pickled and not any(name.endswith(".safetensors") for name in files):
+        raise ValueError(
+            f"cannot load {folder}: its weights are a pickle ({pickled[0]}), which is not read:"
+            " save the model as safetensors (transformers' save_pretrained)"
+        )
+
+
 def _refuse_lost_rope(folder: str, gguf_file: str, kwargs: dict[str, Any]) -> None:
     """GGUF files of Llama 3.x scale their rope by a tensor that transformers leaves behind."""
     with _readable(folder):
@@ -184,7 +200,7 @@ def _readable(name: str) -> Iterator[None]:
     """Turn what transformers raises for an unreadable checkpoint into one line that names it."""
     try:
         yield
-    except (OSError, ValueError, RuntimeError, KeyError, ImportError, UnpicklingError) as error:
+    except _UNREADABLE as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise ValueError(f"cannot load {name}: {lines[0]}") from error
 
@@ -211,7 +227,8 @@ def _load_weights(
     kwargs: dict[str, Any],
 ) -> LlamaForCausalLM_FI:
     """`from_pretrained`, with every mismatch an error."""
-    options: dict[str, Any] = {"gguf_file": gguf_file, **kwargs} if gguf_file else kwargs
+    options: dict[str, Any] = {"gguf_file": gguf_file} if gguf_file else {"use_safetensors": True}
+    options.update(kwargs)
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # what it would warn of, we raise
     try:
@@ -222,6 +239,7 @@ def _load_weights(
                 dtype=dtype,
                 device_map=device_map,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # to be named below
                 **options,
             )
     finally:

@@ -160,7 +160,27 @@ def test_mismatched_shape(saved):
     folder, _ = saved
     name = "model.layers.0.mlp.up_proj.weight"
     edit_weights(folder, lambda tensors: tensors.update({name: torch.zeros(81, 48)}))
+    with pytest.raises(ValueError, match=f"cannot load .*mismatched keys.*{name}"):
+        load_model(folder, device="cpu")
+
+
+@pytest.mark.parametrize("size", [80, 2000])
+def test_a_broken_safetensors_file_is_one_clear_error(saved, size):
+    """SafetensorError is no ValueError: the command line ended in a traceback."""
+    folder, _ = saved
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:size])
     with pytest.raises(ValueError, match="cannot load"):
+        load_model(folder, device="cpu")
+
+
+def test_weights_that_are_only_a_pickle_are_refused_before_they_are_read(saved):
+    folder, model = saved
+    (folder / "model.safetensors").unlink()
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"pytorch_model\.bin.*save the model as safetensors"):
+        load_config(folder)
+    with pytest.raises(ValueError, match=r"pytorch_model\.bin"):
         load_model(folder, device="cpu")
 
 
