@@ -92,7 +92,7 @@ def generate(
         baseline = None if interrupted else baseline
 
     figures = numbers(run, baseline, params.greedy)
-    note("\n" + table(figures, _facts(pair, run, figures)))
+    note("\n" + table(figures, _facts(pair, run, figures, params)))
     if explain_divergence and plain is not None and baseline is not None:
         note(_explanation(pair, plain, ids, run, baseline))
     if figures.get("speedup_vs_autoregressive", 1.0) < 1.0:
@@ -139,14 +139,17 @@ def _baseline(
     return plain
 
 
-def _facts(pair: Pair, run: Timed, figures: dict[str, Any]) -> list[tuple[str, str]]:
+def _facts(
+    pair: Pair, run: Timed, figures: dict[str, Any], params: SamplingParams
+) -> list[tuple[str, str]]:
     from sequoia.cli.info import models_line
 
     facts = [("tree", run.output.tree), ("verifier", run.output.verifier)]
     if "same_as_autoregressive" in figures:
         same = "yes" if figures["same_as_autoregressive"] else "no"
         facts.insert(0, ("same text as autoregressive", same))
-    return [*facts, ("models", models_line(pair)), ("seed", str(run.output.seed))]
+    facts.append(("models", models_line(pair)))
+    return facts if params.greedy else [*facts, ("seed", str(run.output.seed))]
 
 
 def _explanation(
