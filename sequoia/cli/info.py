@@ -46,7 +46,7 @@ def describe(pair: Pair, decoder: SpeculativeDecoder) -> dict[str, Any]:
 
     facts = {"target": _model_line(pair.target_name, pair.target)}
     if pair.draft is not None:
-        facts["draft"] = _model_line(pair.draft_name, pair.draft)
+        facts["draft"] = _model_line(pair.draft_name, pair.draft, borrows_from=pair.target)
     versions = collect()["versions"]
     return {
         **facts,
@@ -72,15 +72,22 @@ def models_line(pair: Pair) -> str:
     return f"{names}, {_short(pair.target.compute_dtype)} on {where}"
 
 
-def _model_line(name: str, model: Any) -> str:
+def _model_line(name: str, model: Any, borrows_from: Any = None) -> str:
     config = model.config
-    # Tied, shared and fused parameters are views of one storage: count each storage once.
-    storages = {p.untyped_storage().data_ptr(): p.untyped_storage() for p in model.parameters()}
-    size = sum(storage.nbytes() for storage in storages.values()) / model.compute_dtype.itemsize
+    storages = _storages(model)
+    if borrows_from is not None and borrows_from is not model:
+        storages = {key: storages[key] for key in storages.keys() - _storages(borrows_from).keys()}
+    size = sum(storages.values()) / model.compute_dtype.itemsize
     return (
         f"{name}: {config.model_type}, {size / 1e6:.0f}M parameters, "
         f"{config.num_hidden_layers} layers, {_short(model.compute_dtype)}"
     )
+
+
+def _storages(model: Any) -> dict[int, int]:
+    """Bytes by address. Tied, borrowed and fused parameters are views: each storage counts once."""
+    stores = [parameter.untyped_storage() for parameter in model.parameters()]
+    return {store.data_ptr(): store.nbytes() for store in stores}
 
 
 def _tree_line(decoder: SpeculativeDecoder) -> str:
@@ -102,11 +109,11 @@ def _memory_line(pair: Pair, decoder: SpeculativeDecoder) -> str:
             continue
         model = pair.target if role == "target" else pair.draft
         assert model is not None
-        need = predict_memory(model.config, model.compute_dtype, runner.cache.slots)
+        slots = runner.cache.slots
+        need = predict_memory(model.config, model.compute_dtype, slots, device=decoder.device)
         total += need["total"]
-        parts.append(
-            f"{role} {need['weights'] / MIB:.0f} + cache {(need['cache'] + need['rope']) / MIB:.0f}"
-        )
+        cache = need["cache"] + need["rope"]
+        parts.append(f"{role} {(need['total'] - cache) / MIB:.0f} + cache {cache / MIB:.0f}")
     free = available_memory(decoder.device) / MIB
     return f"{total / MIB:.0f} MiB predicted ({', '.join(parts)}); {free:.0f} MiB free now"
 

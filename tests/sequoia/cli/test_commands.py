@@ -1,6 +1,7 @@
 """The other commands, help, and what must stay true of all of them."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -33,6 +34,18 @@ def test_info_names_everything_that_was_loaded(run, pair_options):
     assert result.exit_code == 0, result.output
     for word in ("llama", "float32", "cpu", "attention", "7 nodes", "rrs_wor", "MiB predicted"):
         assert word in result.stdout
+
+
+def test_the_parts_of_the_predicted_memory_add_up(run, pair_options):
+    result = run("info", "--json", "--tree", "chain:3", *pair_options)
+    total, *parts = re.findall(r"(\d+) MiB predicted|(?:target|draft|cache) (\d+)",
+                               json.loads(result.stdout)["memory"])  # fmt: skip
+    assert abs(int(total[0]) - sum(int(part[1]) for part in parts)) <= len(parts)
+
+
+def test_a_model_that_is_both_roles_has_no_size_twice(run, target):
+    facts = json.loads(run("info", "--json", "--target", target, "--draft", target).stdout)
+    assert facts["target"].split(": ")[1] == facts["draft"].split(": ")[1]
 
 
 def test_info_json_is_one_line(run, pair_options):
