@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,15 +56,25 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        object.__setattr__(self, "stop", tuple(self.stop))
-        if isinstance(self.stop_token_ids, int):
-            object.__setattr__(self, "stop_token_ids", (self.stop_token_ids,))
+        self._become("max_new_tokens", operator.index, "an integer")
+        self._become("temperature", float, "a number")
+        self._become("top_k", operator.index, "an integer")
+        self._become("top_p", float, "a number")
+        if self.seed is not None:
+            self._become("seed", operator.index, "an integer")
+        self._become("stop", _strings, "strings")
         if self.stop_token_ids is not None:
-            ids = tuple(int(token) for token in self.stop_token_ids)
-            object.__setattr__(self, "stop_token_ids", ids)
+            self._become("stop_token_ids", _ids, "token ids")
         self._check()
+
+    def _become(self, name: str, kind: Callable[[Any], Any], what: str) -> None:
+        value = getattr(self, name)
+        try:
+            if isinstance(value, str) and name != "stop":
+                raise TypeError
+            object.__setattr__(self, name, kind(value))
+        except (TypeError, ValueError):
+            raise ValueError(f"{name} must be {what}, got {value!r}") from None
 
     def _check(self) -> None:
         if self.max_new_tokens < 1:
@@ -105,3 +117,14 @@ class SamplingParams:
     def greedy(self) -> bool:
         """Decided on the host before any division by the temperature."""
         return self.temperature == 0
+
+
+def _strings(value: Any) -> tuple[str, ...]:
+    texts = (value,) if isinstance(value, str) else tuple(value or ())
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError
+    return texts
+
+
+def _ids(value: Any) -> tuple[int, ...]:
+    return (value,) if isinstance(value, int) else tuple(operator.index(token) for token in value)

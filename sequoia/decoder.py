@@ -11,12 +11,14 @@ import torch
 from model_fi import EagerRunner
 from sequoia.config import SamplingParams
 from sequoia.inputs import (
+    check_depth,
     check_max_length,
     effective_verifier,
     encode_prompt,
     fresh_seed,
     resolve_tree,
     resolve_verifier,
+    stop_tokens,
     verifier_label,
 )
 from sequoia.memory import check_tree_memory
@@ -27,6 +29,8 @@ from sequoia.step import SequenceState, Step, StepResult
 from sequoia.stopping import StopWatch
 from tree_builder.adaptive import Tree, make_growth
 from verifiers.base import Uniforms
+
+COLDEST = 1e-30  # below, logits / temperature overflows fp32; at it, all but ties is argmax
 
 
 class SpeculativeDecoder:
@@ -53,6 +57,7 @@ class SpeculativeDecoder:
     ) -> None:
         self.pair = pair
         self.tree_name, self.tree = resolve_tree(tree, pair)
+        check_depth(self.tree, pair)
         self.verifier = resolve_verifier(verifier, self.tree)
         # Near the end of a text a tree of so many levels only: nothing is drafted in vain.
         self.shrunk = [self.tree.truncate(1 + level) for level in range(self.tree.num_levels)]
@@ -138,7 +143,7 @@ class SpeculativeDecoder:
         prompt = torch.tensor(ids, device=device)
         state.tokens[: len(ids)] = prompt
         state.n.fill_(len(ids))
-        state.temperature.fill_(1.0 if params.greedy else params.temperature)
+        state.temperature.fill_(1.0 if params.greedy else max(params.temperature, COLDEST))
         state.top_p.fill_(params.top_p)
         if len(ids) > 1:
             for runner in self._runners:  # what an earlier text left in the slots is never read
@@ -217,10 +222,11 @@ class Generation:
         self.decoder, self.prompt_ids = decoder, prompt_ids
         self.params, self.observer = params, observer
         stop_ids = params.stop_token_ids
+        stop_ids = decoder.pair.stop_token_ids if stop_ids is None else stop_ids
         self.watch = StopWatch(
             decoder.pair.tokenizer,
             min(params.max_new_tokens, decoder.max_length - len(prompt_ids)),
-            decoder.pair.stop_token_ids if stop_ids is None else stop_ids,
+            (*stop_ids, *stop_tokens(params.stop, decoder.pair.tokenizer)),
             params.stop,
         )
         self.accepted_per_step: list[int] = []

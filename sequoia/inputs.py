@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +55,12 @@ def _encode_text(text: str, tokenizer: Any) -> list[int]:
 
 
 def _flatten(prompt: Any) -> list[int]:
-    ids = torch.as_tensor(prompt)
+    try:
+        ids = torch.as_tensor(prompt)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(
+            f"a prompt is text, a list of ids or a [n] or [1, n] tensor, got {_described(prompt)}"
+        ) from None
     if ids.numel() and (ids.is_floating_point() or ids.dtype == torch.bool):
         raise ValueError(f"prompt ids must be integers, got {ids.dtype}")
     if ids.dim() == 2 and ids.shape[0] == 1:
@@ -65,6 +71,25 @@ def _flatten(prompt: Any) -> list[int]:
             "(batch size 1 only; loop over the prompts)"
         )
     return ids.tolist()
+
+
+def _described(prompt: Any) -> str:
+    if isinstance(prompt, Mapping):
+        return f"a {type(prompt).__name__}: give its ['input_ids']"
+    if isinstance(prompt, list | tuple):
+        return f"a list of {type(prompt[0]).__name__} (batch size 1 only; loop over the prompts)"
+    return repr(prompt)
+
+
+def stop_tokens(stop: tuple[str, ...], tokenizer: Any) -> tuple[int, ...]:
+    """Ids of those stop strings that are special tokens, which the text leaves out.
+
+    ValueError for stop strings without a tokenizer: there is no text to find them in.
+    """
+    if stop and tokenizer is None:
+        raise ValueError(f"this pair has no tokenizer: stop={stop!r} cannot be found, give ids")
+    added = getattr(tokenizer, "added_tokens_decoder", {}) if stop else {}
+    return tuple(i for i, token in added.items() if token.special and token.content in stop)
 
 
 def resolve_tree(tree: str | Tree, pair: Pair) -> tuple[str, Tree]:
@@ -166,6 +191,15 @@ def check_max_length(max_length: int | None, pair: Pair) -> int:
             f"max_length {max_length} is outside [2, {limit}], the positions both models have"
         )
     return max_length
+
+
+def check_depth(tree: Tree, pair: Pair) -> None:
+    """Refuse a tree that the models' length never has room for."""
+    if tree.num_levels > pair.max_length:
+        raise ValueError(
+            f"the tree has {tree.num_levels} levels, but a text has {pair.max_length} tokens at "
+            f"most: choose a tree of at most {pair.max_length} levels"
+        )
 
 
 def fresh_seed() -> int:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from tree_builder.grow import DraftForward, Grown, Growth, StaticGrowth, join_drafted
+from tree_builder.shapes import MAX_SPEC_NODES
 from tree_builder.topology import TreeTensors, TreeTopology
 
 
@@ -44,6 +45,8 @@ class AdaptiveTree:
                 raise ValueError(f"adaptive tree: {name} must be at least 1, got {self}")
         if self.budget is not None and self.budget < 1:
             raise ValueError(f"adaptive tree: budget must be at least 1 node, got {self.budget}")
+        if self.num_levels > MAX_SPEC_NODES or self.drawn > MAX_SPEC_NODES:
+            raise ValueError(f"adaptive tree: draws more than {MAX_SPEC_NODES} nodes, got {self}")
 
     @property
     def expanded(self) -> tuple[int, ...]:

@@ -134,8 +134,9 @@ def make_rows(logits: Tensor, sampling: Sampling) -> Rows:
     """
     logits = logits.to(working_dtype(logits))
     if sampling.greedy:
-        probs = torch.zeros_like(logits).scatter(1, logits.argmax(-1, keepdim=True), 1.0)
-        return Rows(logits, probs)
+        best, token = logits.max(-1, keepdim=True)
+        one = 1 + 0 * best  # NaN where the largest logit is none, so that the row is a fault
+        return Rows(logits, torch.zeros_like(logits).scatter(1, token, one))
     scaled = logits / sampling.temperature.to(logits.dtype)
     if 0 < sampling.top_k < logits.shape[-1]:
         least = _kth_largest(scaled, sampling.top_k)  # [b, 1]

@@ -132,20 +132,35 @@ class Traversal(_Walker):
         return plan, found[tree.children] & (plan.budgets > 0)
 
     def _descend(self, visits: _Visits) -> list[int]:
-        return self._search(visits, 0, None)
-
-    def _search(self, visits: _Visits, node: int, budget: Tensor | None) -> list[int]:
-        """The accepted path from ``node`` down, empty if its whole subtree fails.
+        """Depth-first; ``path`` holds the nodes whose subtrees are being tried, the root first.
 
         The root's budget is 1 (None): if nothing below it is found, it stops for sure.
         """
+        path = [self._visit(visits, 0, None)]
+        while True:
+            node, stop, tries = path[-1]
+            child = next(((child, share) for child, share in tries if share > 0), None)
+            if child is not None:
+                path.append(self._visit(visits, *child))
+            elif stop is None or visits.flip(node, stop):
+                return [node for node, _, _ in path]
+            else:
+                path.pop()  # the whole subtree fails: on with the next child of its parent
+
+    @staticmethod
+    def _visit(visits: _Visits, node: int, budget: Tensor | None) -> _Visit:
         plan = visits.plan(node, budget)
         if plan is None:
-            return [node] if budget is None or visits.flip(node, budget) else []
-        for child, share in visits.tries(node, plan):
-            if share > 0 and (below := self._search(visits, child, share)):
-                return [node, *below]
-        return [node] if budget is None or visits.flip(node, plan.stop) else []
+            return _Visit(node, budget, iter(()))
+        return _Visit(node, None if budget is None else plan.stop, visits.tries(node, plan))
+
+
+class _Visit(NamedTuple):
+    """A node while traversal is at it: what it stops with, and the children not tried yet."""
+
+    node: int
+    stop: Tensor | None  # None: for sure
+    tries: Iterator[tuple[int, Tensor]]
 
 
 class Step(NamedTuple):

@@ -63,7 +63,15 @@ def test_too_many_children_for_the_rule_are_refused(tiny_pair):
 
 
 @pytest.mark.parametrize(
-    "spec", ["adaptive:2x3", "adaptive:0x1x2", "adaptive:2x2x2@0", "adaptive:"]
+    "spec",
+    [
+        "adaptive:2x3",
+        "adaptive:0x1x2",
+        "adaptive:2x2x2@0",
+        "adaptive:",
+        "adaptive:900x900x900",
+        "adaptive:1x1x999999999",
+    ],
 )
 def test_a_bad_spec_is_named(spec, tiny_pair):
     with pytest.raises(ValueError, match=spec):

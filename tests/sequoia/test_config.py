@@ -1,5 +1,7 @@
 """SamplingParams refuses what cannot be meant."""
 
+import re
+
 import pytest
 from transformers import GenerationConfig
 
@@ -16,10 +18,18 @@ from sequoia import SamplingParams
         ("top_p", 1.1),
         ("top_k", -1),
         ("seed", -1),
+        ("max_new_tokens", 1.5),
+        ("max_new_tokens", None),
+        ("temperature", "warm"),
+        ("top_p", None),
+        ("top_k", 2.5),
+        ("seed", 0.5),
+        ("stop", [5]),
+        ("stop_token_ids", "12"),
     ],
 )
 def test_a_bad_value_is_named(field, value):
-    with pytest.raises(ValueError, match=f"{field}.*{value}"):
+    with pytest.raises(ValueError, match=f"{field}.*{re.escape(str(value))}"):
         SamplingParams(**{field: value})
 
 

@@ -204,6 +204,23 @@ def test_greedy_faults_on_nan_logits():
     assert verdict.fault == 1
 
 
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_greedy_faults_on_a_broken_leaf(bad):
+    """A leaf has no plan: its row alone must tell, and a one-hot of NaN's argmax did not."""
+    sampling = verifiers.Sampling(torch.tensor(1.0), greedy=True)
+    logits = torch.tensor([[0.0, 0.0, 5.0], [bad, 0.0, 0.0]])
+    tree = TreeTopology((-1, 0))
+    draft = verifiers.make_rows(logits[:1], sampling)
+    _, verdict = both_forms(
+        verifiers.make("greedy"),
+        tree,
+        verifiers.make_rows(logits, sampling),
+        draft,
+        uniforms_for(tree, 0),
+    )
+    assert verdict.fault == 2
+
+
 def test_names_and_check_tree():
     assert verifiers.__sequoia__
     assert [verifiers.make(name).name for name in verifiers.NAMES] == list(verifiers.NAMES)
