@@ -14,8 +14,18 @@ from model_fi.llama import LlamaForCausalLM_FI
 
 
 def default_device(device: str | torch.device | None) -> torch.device:
-    """`device`, or CUDA if there is one, or the CPU."""
-    return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    """`device`, or CUDA if there is one, or the CPU. ValueError for a device that is not there."""
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        where = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ValueError(f"device {device!r} is no device: use cpu, cuda or cuda:N") from None
+    if where.type == "cuda" and (where.index or 0) >= torch.cuda.device_count():
+        raise ValueError(
+            f"device {device!r}: torch finds {torch.cuda.device_count()} CUDA devices here"
+        )
+    return where
 
 
 def predict_memory(

@@ -235,6 +235,8 @@ class Generation:
 
     def __iter__(self) -> Iterator[list[int]]:
         decoder, watch = self.decoder, self.watch
+        if self.accepted_per_step:
+            raise RuntimeError("this generation has already run: start another one")
         self.seed = decoder.begin(self.prompt_ids, self.params, self)
         while watch.finish_reason is None:
             n = len(self.prompt_ids) + len(watch.token_ids)

@@ -9,6 +9,7 @@ import torch
 
 from model_fi import predict_memory
 from model_fi.loading import resolve_dtype
+from model_fi.memory import default_device
 
 TREE_MARGIN = 64  # slots for a tree beyond the context, until the tree is known
 TABLES = 12  # fp32 rows of the vocabulary per node that a step holds at once (counted on meta)
@@ -22,17 +23,13 @@ def available_memory(device: Any) -> int:
     return psutil.virtual_memory().available
 
 
-def default_device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
 def check_memory(sources: list[Any], dtype: Any, device: Any, max_length: int) -> None:
     """Refuse models whose weights, or whose cache of ``max_length`` tokens, cannot fit.
 
     ``sources``: the distinct models (``sequoia.pair.Source``). Raises ValueError with the largest
     context that does fit.
     """
-    where = torch.device(device or default_device())
+    where = default_device(device)
     free = available_memory(where)
 
     def needed(slots: int) -> int:

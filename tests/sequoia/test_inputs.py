@@ -10,6 +10,7 @@ import torch
 
 from model_fi import load_model
 from sequoia import AutoregressiveDecoder, SamplingParams, SpeculativeDecoder
+from sequoia.memory import check_memory
 
 STOP_ID = 5
 
@@ -90,3 +91,20 @@ def test_traversal_walks_a_chain_deeper_than_pythons_recursion_limit(tiny_pair):
     pair = replace(tiny_pair(), draft=tiny_pair().target)
     decoder = SpeculativeDecoder(pair, "chain:1200", "rrs_wor/traversal")
     assert len(decoder.generate([1], SamplingParams(1200, seed=0)).token_ids) == 1200
+
+
+@pytest.mark.parametrize("device", ["toaster", "cuda:99"])
+def test_a_device_that_is_not_there_is_named(tiny_folders, device):
+    """torch raised RuntimeError, or AssertionError in a build without CUDA."""
+    with pytest.raises(ValueError, match=device):
+        load_model(tiny_folders(7)[0], device=device)
+    with pytest.raises(ValueError, match=device):
+        check_memory([], "auto", device, 64)
+
+
+def test_a_generation_runs_once(tiny_pair):
+    """Iterated again, it went on from the prompt with the tokens of the first run before it."""
+    run = AutoregressiveDecoder(tiny_pair()).start([1], SamplingParams(5, seed=0))
+    next(iter(run))
+    with pytest.raises(RuntimeError, match="already run"):
+        next(iter(run))
