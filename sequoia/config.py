@@ -34,6 +34,9 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "eta_cutoff": (None, 0.0),
     "guidance_scale": (None, 1.0),
     "watermarking_config": (None,),
+    "force_words_ids": (None,),
+    "constraints": (None,),
+    "max_time": (None,),
 }
 
 

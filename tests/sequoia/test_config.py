@@ -50,7 +50,14 @@ def test_unsupported_options_are_refused_by_name():
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("repetition_penalty", 1.2), ("num_beams", 4), ("no_repeat_ngram_size", 3), ("min_p", 0.1)],
+    [
+        ("repetition_penalty", 1.2),
+        ("num_beams", 4),
+        ("no_repeat_ngram_size", 3),
+        ("min_p", 0.1),
+        ("max_time", 3.0),
+        ("constraints", 1),
+    ],
 )
 def test_generation_config_settings_that_no_step_applies_are_refused(name, value):
     config = GenerationConfig(do_sample=True, **{name: value})
