@@ -129,6 +129,7 @@ class Draft(nn.Module):
 
     model: Any  # the target's own class of model body
     embed_tokens: nn.Parameter | None
+    lm_head: nn.Parameter | None
     head_ids: Tensor | None
 
     def __init__(self, target: Any, shape: DraftShape, head_ids: Tensor | None = None):
@@ -175,6 +176,14 @@ class Draft(nn.Module):
         if self._shared[which].device != device:
             self._shared[which] = self._shared[which].to(device)
         return self._shared[which]
+
+    def cut_head(self, keep: Tensor) -> None:
+        """Keep only the rows ``keep`` [M] (ascending) of a head of its own."""
+        assert self.lm_head is not None
+        assert self.head_ids is not None
+        self.lm_head = nn.Parameter(self.lm_head.detach()[keep])
+        self.head_ids = self.head_ids[keep]
+        self.config.reduced_head_size = len(keep)
 
     def shipped_tensors(self) -> dict[str, Tensor]:
         """What goes to disk, by the names the draft loader expects."""

@@ -155,19 +155,21 @@ def build_draft(
 ) -> Draft:
     """The untrained draft, or the one in the folder ``init``, which must have the same shape.
 
-    A new reduced head takes the tokens that answers use most.
+    A new reduced head takes the tokens that answers use most; the head of ``init`` is cut to them
+    when ``shape`` asks for fewer than it has.
     """
-    head_ids = None
-    if init is not None:
-        head_ids = read_tensors(init).get(HEAD_IDS)
-        shape = replace(shape, head_tokens=0 if head_ids is None else len(head_ids))
-    elif shape.head_tokens:
-        answers = np.concatenate([s.tokens[s.prompt_length :] for s in train])
-        counts = np.bincount(answers, minlength=target.model.config.vocab_size)
-        head_ids = frequent_tokens(torch.from_numpy(counts), shape.head_tokens)
+    answers = np.concatenate([s.tokens[s.prompt_length :] for s in train])
+    counts = torch.from_numpy(np.bincount(answers, minlength=target.model.config.vocab_size))
+    if init is None:
+        head_ids = frequent_tokens(counts, shape.head_tokens) if shape.head_tokens else None
+        return Draft(target.model, shape, head_ids)
+    head_ids = read_tensors(init).get(HEAD_IDS)
+    wanted = shape.head_tokens
+    shape = replace(shape, head_tokens=0 if head_ids is None else len(head_ids))
     draft = Draft(target.model, shape, head_ids)
-    if init is not None:
-        draft.load(init)
+    draft.load(init)
+    if head_ids is not None and 0 < wanted < len(head_ids):
+        draft.cut_head(frequent_tokens(counts[head_ids], wanted))
     return draft
 
 

@@ -329,6 +329,12 @@ class TestTool:
         assert run(target_folder, tmp_path / "second", *options).exit_code == 0
         before, after = history(tmp_path / "first.work"), history(tmp_path / "second.work")
         assert after[0]["loss"] == pytest.approx(before[-1]["loss"], abs=0.02)  # kept in bf16
+        assert run(target_folder, tmp_path / "cut", *options, "--head-tokens", 9).exit_code == 0
+        head = {name: load_file(tmp_path / name / "model.safetensors") for name in ("cut", "first")}
+        kept, whole = (head[name]["head_token_ids"].tolist() for name in ("cut", "first"))
+        assert len(kept) == 9
+        assert set(kept) < set(whole)
+        assert json.loads((tmp_path / "cut" / "config.json").read_text())["reduced_head_size"] == 9
         result = run(target_folder, tmp_path / "third", *options, "--layers", 3)
         assert result.exit_code == 2
         assert "shape" in result.output
