@@ -12,6 +12,7 @@ from model_fi.loading import resolve_dtype
 from model_fi.memory import default_device
 
 TREE_MARGIN = 64  # slots for a tree beyond the context, until the tree is known
+HOST_TABLES = 4  # on a CPU: the target's logits, the draft's logits and probabilities, and a level
 TABLES = 12  # fp32 rows of the vocabulary per node that a step holds at once (counted on meta)
 GIB = 2**30
 
@@ -52,14 +53,9 @@ def check_memory(sources: list[Any], dtype: Any, device: Any, max_length: int) -
 
 
 def check_tree_memory(size: int, vocab_size: int, device: torch.device) -> None:
-    """Refuse a tree whose rows cannot fit a GPU; on a CPU few rows exist at a time.
-
-    Raises ValueError with the most nodes that do fit.
-    """
-    if device.type != "cuda":
-        return
+    """Refuse a tree whose rows cannot fit: ValueError with the most nodes that do."""
     free = available_memory(device)
-    node = TABLES * vocab_size * 4
+    node = (TABLES if device.type == "cuda" else HOST_TABLES) * vocab_size * 4
     if size * node > free:
         raise ValueError(
             f"a tree of {size} nodes needs about {size * node / GIB:.1f} GiB for its rows of "

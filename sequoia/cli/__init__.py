@@ -57,6 +57,10 @@ class LazyGroup(click.Group):
             sys.exit(EXIT_INTERRUPT)
         except click.ClickException as error:
             _fail(error.format_message())
+        except RuntimeError as error:
+            if "memory" not in str(error):  # torch says so of a device's memory and of the host's
+                raise
+            _fail(f"out of memory ({str(error).splitlines()[0]}): a smaller tree or context helps")
         except (ValueError, ImportError, OSError) as error:
             _fail(str(error))
         sys.exit(code if isinstance(code, int) else 0)

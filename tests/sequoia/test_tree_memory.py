@@ -22,7 +22,9 @@ def test_a_tree_over_memory_names_the_largest_that_fits(monkeypatch):
     memory.check_tree_memory(most, VOCAB, cuda)
     with pytest.raises(ValueError, match=f"2000 nodes needs about .* at most {most} nodes fit"):
         memory.check_tree_memory(2000, VOCAB, cuda)
-    memory.check_tree_memory(2000, VOCAB, torch.device("cpu"))
+    memory.check_tree_memory(2 * most, VOCAB, torch.device("cpu"))  # holds fewer rows at once
+    with pytest.raises(ValueError, match="nodes fit"):
+        memory.check_tree_memory(4 * most, VOCAB, torch.device("cpu"))
 
 
 class Peak(TorchDispatchMode):

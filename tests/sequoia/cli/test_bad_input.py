@@ -153,3 +153,13 @@ def test_the_embedded_target_is_found_although_it_cannot_be_imported(tmp_path, m
 
 def test_an_unknown_command(refused):
     assert "'generat'" in refused("generat")
+
+
+def test_running_out_of_memory_is_one_line(refused, pair_options, monkeypatch):
+    def allocate(*args, **kwargs):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 10 bytes")
+
+    monkeypatch.setattr("sequoia.decoder.SpeculativeDecoder.begin", allocate)
+    line = refused("generate", "--prompt", "Hi", *pair_options)
+    assert "out of memory" in line
+    assert "can't allocate" in line
