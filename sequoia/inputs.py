@@ -14,7 +14,7 @@ from sequoia.tuned import PREFIX, Tuned
 from tree_builder import TreeTopology, load_tree
 from tree_builder.adaptive import AdaptiveTree, Tree
 from verifiers.base import Uniforms, Verdict
-from verifiers.probs import inverse_cdf
+from verifiers.probs import faulty, inverse_cdf
 
 if TYPE_CHECKING:
     from sequoia.pair import Pair
@@ -161,11 +161,9 @@ class Ancestral:
         self, tree: Any, drafted: Any, target_rows: Any, draft_rows: Any, uniforms: Uniforms
     ) -> Verdict:
         probs = target_rows.probs  # [1, V]
-        total = probs.sum()
-        fault = ~(torch.isfinite(total) & (total > 0) & (probs.min() >= 0))
-        none = torch.zeros((), dtype=torch.long, device=probs.device)
-        bonus = inverse_cdf(probs, uniforms.bonus.view(1)).view(())
-        return Verdict(none.view(1), none, bonus, fault.long())
+        root = tree.parents  # [1], node 0
+        bonus = inverse_cdf(probs, uniforms.bonus.view(1))
+        return Verdict(root, root[0], bonus[0], faulty(probs)[0].long())
 
 
 def effective_verifier(verifier: Any, tree: Tree, greedy: bool) -> Any:
