@@ -14,7 +14,8 @@ from sequoia.tuned import PREFIX, Tuned
 from tree_builder import TreeTopology, load_tree
 from tree_builder.adaptive import AdaptiveTree, Tree
 from verifiers.base import Uniforms, Verdict
-from verifiers.probs import faulty, inverse_cdf
+from verifiers.draws import inverse_cdf
+from verifiers.probs import faulty
 
 if TYPE_CHECKING:
     from sequoia.pair import Pair

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 from .acceptance import acceptance
 from .base import Drafted, Plan, Rule, Uniforms, Verdict, Verifier
 from .check import check_lossless
+from .draws import coin, inverse_cdf
 from .greedy import Greedy
 from .k_hub import KHub
 from .k_seq import KSeq
 from .optimum import optimum, regret
-from .probs import DeferredRows, Rows, Sampling, coin, inverse_cdf, make_rows
+from .probs import DeferredRows, Rows, Sampling, make_rows
 from .rrs import Rrs
 from .rrs_wor import RrsWor
 from .spechub import SpecHub

@@ -1,7 +1,7 @@
 """Exact enumeration of everything a step may do, by running it again and again.
 
 Every uniform of a step carries a concrete value that is not used as a number but as a *label*: the
-two primitives, :func:`probs.inverse_cdf` and :func:`probs.coin`, look it up and find the interval
+two primitives, :func:`draws.inverse_cdf` and :func:`draws.coin`, look it up and find the interval
 of [0, 1) in which that uniform is known to lie in the present world. A coin with threshold c splits
 the interval at c, an inverse CDF along the cumulative weights; each piece is a world of its own,
 with its share of the probability. The rest of the code runs as it does in production.
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .probs import deciding
+from .draws import deciding
 
 GOLDEN = 0.6180339887498949  # fractional parts of its multiples are far apart, and odd in fp32
 MIN_SHARE = 1e-14  # pieces of an interval below this are rounding, not worlds

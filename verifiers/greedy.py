@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .base import Drafted, Plan
 from .plans import draw_order, no_hub, planned
-from .probs import RowsLike
+from .probs import RowsLike, largest
 
 
 class Greedy:
@@ -44,7 +44,7 @@ def top_children(rows: RowsLike, num_children: Sequence[int]) -> Drafted:
     logits = rows.logits
     live = planned(num_children, logits.device)
     width = min(live.shape[1], logits.shape[1])  # a vocabulary may be smaller than a node is wide
-    values, tokens = logits.topk(width, dim=-1)
+    values, tokens = largest(logits, width)
     extra = live.shape[1] - width
     values = torch.nn.functional.pad(values, (0, extra), value=-torch.inf)
     tokens = torch.nn.functional.pad(tokens, (0, extra))

@@ -44,8 +44,8 @@ def _nucleus_of_row(row: np.ndarray, top_p: float) -> float:
             band, low = likelier, middle
         else:
             band, above, high = band[band < middle], above + mass, middle
-    if band.size == 0:  # a NaN row: any threshold, the verifier will find the fault
-        return math.nan
+    if band.size == 0:  # rounding: all of the row holds less than top_p, so all of it is kept
+        return float(row.min())
     ordered = np.sort(band)[::-1]
     before = np.cumsum(ordered, dtype=np.float64) - ordered + above
     kept = max(int(np.count_nonzero(before < top_p)), 1)
@@ -56,15 +56,18 @@ def invert(weights: np.ndarray, sums: np.ndarray, targets: np.ndarray, block: in
     """The first index whose cumulative weight exceeds each target.
 
     weights: [b, V] >= 0; sums: [b, n] fp64, those of its blocks of ``block`` entries (the last may
-    be short); targets: [b, k] fp64, in units of weight -> [b, k] int64. Only the block hit is read.
+    be short); targets: [b, k] fp64, in units of weight -> [b, k] int64. Only the block hit is read:
+    ``sums`` may be rounded, so the target's place within a block is carried over as a share of it.
     """
     cumulative = sums.cumsum(-1)
     drawn = np.empty(targets.shape, dtype=np.int64)
     for (row, column), target in np.ndenumerate(targets):
         hit = _search(cumulative[row], target)
         before = cumulative[row, hit - 1] if hit else 0.0
+        weight = cumulative[row, hit] - before
+        share = (target - before) / weight if weight > 0 else 0.0  # 0, NaN: a faulty row
         inside = weights[row, hit * block : (hit + 1) * block].cumsum(dtype=np.float64)
-        drawn[row, column] = hit * block + _search(inside, max(target - before, 0.0))
+        drawn[row, column] = hit * block + _search(inside, min(share, 1.0) * inside[-1])
     return drawn
 
 

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from .base import Drafted, Plan
+from .draws import draw_without
 from .plans import finish, one_draw, planned
-from .probs import RowsLike, at, exclude, inverse_cdf, positive_part, ratio, without
+from .probs import RowsLike, at, either, exclude, largest, positive_part, ratio, without
 
 
 class KHub:
@@ -29,13 +30,15 @@ class KHub:
         logits = rows.logits
         hubs = min(live.shape[1] - 1, logits.shape[1])
         live[:, 1 + hubs :] = False
-        values, best = logits.topk(hubs, dim=-1)  # [b, hubs] descending
-        live[:, 1 : 1 + hubs] &= values > -torch.inf
+        values, best = largest(logits, min(hubs + 1, logits.shape[1]))  # descending, one to spare
+        supported = values > -torch.inf
+        live[:, 1 : 1 + hubs] &= supported[:, :hubs]
         tokens = torch.zeros_like(live, dtype=torch.long)
-        tokens[:, 1 : 1 + hubs] = best
-        tokens[:, 0] = inverse_cdf(without(logits, tokens[:, 1:], live[:, 1:]), uniforms[:, 0])
+        tokens[:, 1 : 1 + hubs] = best[:, :hubs]
+        tokens[:, 0] = draw_without(rows, tokens[:, 1:], live[:, 1:], uniforms[:, 0])
         # the sampled child exists if the hubs do not use up the support
-        live[:, 0] = (logits > -torch.inf).sum(-1) > live[:, 1:].sum(-1)
+        supported[:, :hubs] &= ~live[:, 1 : 1 + hubs]
+        live[:, 0] = supported.any(-1)
         return Drafted(tokens, live, torch.where(live[:, 1:].any(-1), 1, -1))
 
     def plan(self, target: RowsLike, draft: RowsLike, drafted: Drafted, budget: Tensor) -> Plan:
@@ -44,7 +47,7 @@ class KHub:
         rest = 1 - budget
         hubs, is_hub = tokens[:, 1:], live[:, 1:]
         off_hubs = without(draft.logits, hubs, is_hub)  # q~
-        off_hubs = torch.where(live[:, :1], off_hubs, 0.0)
+        off_hubs = either(live[:, 0], off_hubs, 0.0)
         residual = exclude(positive_part(mass - off_hubs), hubs, is_hub)
         sampled = ratio(at(mass, tokens[:, :1]), at(off_hubs, tokens[:, :1]))
         tests = one_draw(at(mass, hubs), residual.sum(-1) + rest, is_hub)

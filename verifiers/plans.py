@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .base import Drafted, Plan
-from .probs import RowsLike, faulty, ratio
+from .probs import RowsLike, either, faulty, ratio
 
 
 def planned(num_children: Sequence[int], device: torch.device) -> Tensor:
@@ -62,7 +62,7 @@ def finish(
         draw_order(drafted.tokens) if order is None else order,
         budgets.masked_fill(~drafted.live | fault[:, None], 0.0),
         stop.masked_fill(fault, 1.0),
-        torch.where(left[:, None] > 0, residual, target.probs),
+        either(left > 0, residual, target.probs),
         fault,
     )
 

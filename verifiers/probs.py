@@ -1,10 +1,7 @@
-"""Probabilities: the only place for temperature, filters, softmax, residuals and draws.
+"""Probabilities: the only place for temperature, filters, softmax and residuals.
 
 Everything is computed in fp32 (fp64 when the caller's logits are), never in place on a caller's
-tensor. All random decisions of a step go through two primitives, :func:`inverse_cdf` and
-:func:`coin`, which take their uniforms as data. That is what makes the forms of a verifier (lazy,
-batched, captured, meta) agree number for number, and what lets :mod:`verifiers.check` enumerate
-every outcome instead of sampling.
+tensor. No random decision is made here: see :mod:`verifiers.draws`.
 
 Nothing here reads a device value on the host. Where a tensor lies in host memory anyway
 (:func:`on_host`) and reads save passes over a row, :mod:`verifiers.host` takes over.
@@ -13,9 +10,7 @@ Nothing here reads a device value on the host. Where a tensor lies in host memor
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -23,7 +18,7 @@ from torch import Tensor
 
 from . import host
 
-BLOCK = 256  # entries per block of inverse_cdf; about sqrt(V) for real vocabularies
+BLOCK = 256  # entries of a row searched as one; about sqrt(V) for real vocabularies
 TINY = 1e-3  # how far the sum of a row may be from 1 before it is no distribution
 
 
@@ -137,7 +132,9 @@ def make_rows(logits: Tensor, sampling: Sampling) -> Rows:
         best, token = logits.max(-1, keepdim=True)
         one = 1 + 0 * best  # NaN where the largest logit is none, so that the row is a fault
         return Rows(logits, torch.zeros_like(logits).scatter(1, token, one))
-    scaled = logits / sampling.temperature.to(logits.dtype)
+    scaled = logits
+    if not on_host(logits) or float(sampling.temperature) != 1.0:  # a pass over the table
+        scaled = logits / sampling.temperature.to(logits.dtype)
     if 0 < sampling.top_k < logits.shape[-1]:
         least = _kth_largest(scaled, sampling.top_k)  # [b, 1]
         scaled = scaled.masked_fill(scaled < least, -math.inf)
@@ -219,97 +216,44 @@ def mask_tokens(logits: Tensor, tokens: Tensor, where: Tensor | None = None) -> 
     return logits.scatter_add(1, tokens, hidden)
 
 
-def exclude(table: Tensor, tokens: Tensor, where: Tensor) -> Tensor:
+def exclude(table: Tensor, tokens: Tensor, where: Tensor | None = None) -> Tensor:
     """``table`` [b, V] >= 0 with 0 at ``tokens`` [b, j] (only those with ``where`` [b, j])."""
+    if where is None:
+        return table.scatter(1, tokens, 0.0)
     # amin with 0 or inf: order-free among duplicates, as above
     cap = torch.full_like(tokens, math.inf, dtype=table.dtype).masked_fill(where, 0.0)
     return table.scatter_reduce(1, tokens, cap, "amin", include_self=True)
 
 
-# ---------------------------------------------------------------- the two random primitives
+def either(condition: Tensor, first: Tensor, second: Tensor | float) -> Tensor:
+    """Row by row: ``first`` [b, V] where ``condition`` [b], else ``second`` ([b, V] or a number).
 
-
-class Decider(Protocol):
-    """What stands in for the uniforms while :mod:`verifiers.check` enumerates."""
-
-    def choose(self, weights: Tensor, u: Tensor) -> Tensor: ...
-
-    def flip(self, u: Tensor, threshold: Tensor) -> Tensor: ...
-
-
-_decider: ContextVar[Decider | None] = ContextVar("decider", default=None)
-
-
-@contextmanager
-def deciding(decider: Decider) -> Iterator[None]:
-    """Within this context ``decider`` answers every :func:`inverse_cdf` and :func:`coin`."""
-    token = _decider.set(decider)
-    try:
-        yield
-    finally:
-        _decider.reset(token)
-
-
-def coin(u: Tensor, probability: Tensor) -> Tensor:
-    """True with the given probability: u < c, u uniform on [0, 1). Shapes broadcast -> bool.
-
-    c = 0 is never true, c >= 1 always.
+    In host memory, where a row is usually the only one, no row is copied if all agree.
     """
-    decider = _decider.get()
-    if decider is not None:
-        return decider.flip(u, probability)
-    return u < probability
+    if on_host(condition):
+        if bool(condition.all()):
+            return first
+        if isinstance(second, Tensor) and not bool(condition.any()):
+            return second
+    return torch.where(condition[:, None], first, second)
 
 
-def inverse_cdf(weights: Tensor, u: Tensor) -> Tensor:
-    """Draw tokens by inverting the cumulative sum (fp64) of unnormalised weights.
+def largest(table: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The ``count`` largest of each row [b, V], descending: values and tokens [b, count].
 
-    weights: [b, V] >= 0; u: [b] or [b, k] in [0, 1), one draw each -> long, the shape of u.
-    The token is the first whose cumulative weight exceeds u * total, and never one of weight 0.
-    Blocks are summed first and only the block hit is scanned, so a row is read about once.
+    A top-k over whole rows costs ten times as much as a maximum; the k largest entries lie in the k
+    blocks with the largest maxima, so in host memory only those are searched.
     """
-    decider = _decider.get()
-    if decider is not None:
-        return decider.choose(weights, u)
-    targets = u.double().reshape(weights.shape[0], -1)  # [b, k]
-    whole = weights.shape[1] // BLOCK * BLOCK
-    sums = weights[:, :whole].unflatten(1, (-1, BLOCK)).sum(-1, dtype=torch.float64)
-    if whole < weights.shape[1]:
-        tail = weights[:, whole:].sum(-1, keepdim=True, dtype=torch.float64)
-        sums = torch.cat([sums, tail], 1)  # [b, blocks]
-    targets = targets * sums.sum(-1, keepdim=True)
-    if on_host(weights):
-        table, sums, targets = weights.detach(), sums.detach(), targets.detach()
-        drawn = host.invert(table.numpy(), sums.numpy(), targets.numpy(), BLOCK)
-        return torch.from_numpy(drawn).view(u.shape)
-    return _invert(weights, sums, targets).view(u.shape)
-
-
-def _invert(weights: Tensor, sums: Tensor, targets: Tensor) -> Tensor:
-    """weights [b, V], sums of its blocks [b, n], targets [b, k] in units of weight -> [b, k]."""
-    block, before = _first_above(sums, targets)  # [b, k]
-    size = weights.shape[1]
-    entries = block[..., None] * BLOCK + torch.arange(BLOCK, device=weights.device)
-    entries = entries.flatten(1)  # [b, k * BLOCK]
-    if size % BLOCK:  # the last block is short
-        inside = weights.gather(1, entries.clamp(max=size - 1)).double() * (entries < size)
-    else:
-        inside = weights.gather(1, entries).double()
-    offset, _ = _first_above(inside.view(-1, BLOCK), (targets - before).view(-1, 1))  # [b * k, 1]
-    return block * BLOCK + offset.view(block.shape)
-
-
-def _first_above(weights: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """weights [r, n], targets [r, c] -> [r, c] the first index whose cumulative sum exceeds the
-    target, and the sum before it.
-
-    Indices of weight 0 never count: a device's parallel sum may grow by a rounding error there. If
-    rounding leaves the target above every sum, the last index with weight is meant (the first to
-    reach the total). Written as one argmax, which takes the first of equals: cut off just above
-    the target, all sums that exceed it are equal, and without any the largest is left.
-    """
-    sums = weights.cumsum(-1)
-    reached = sums * (weights > 0)
-    above = targets.nextafter(targets.new_full((), math.inf))
-    index = torch.minimum(reached[:, None], above[..., None]).argmax(-1)  # of [r, c, n]
-    return index, (sums - weights).gather(-1, index)
+    size = table.shape[1]
+    whole = size // BLOCK
+    if not on_host(table) or whole < 2 * count:
+        return table.topk(count, dim=-1)
+    best = table[:, : whole * BLOCK].unflatten(1, (whole, BLOCK)).amax(-1)
+    if whole * BLOCK < size:
+        best = torch.cat([best, table[:, whole * BLOCK :].amax(-1, keepdim=True)], 1)
+    block = best.topk(count, dim=-1).indices  # [b, count]
+    entries = (block[..., None] * BLOCK + torch.arange(BLOCK)).flatten(1)
+    found = table.gather(1, entries.clamp(max=size - 1)).masked_fill(entries >= size, -math.inf)
+    values, place = found.topk(count, dim=-1)
+    # a filler beyond the end can only tie with filtered tokens: no child, but still a token id
+    return values, entries.gather(1, place).clamp_(max=size - 1)

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from .base import Drafted, Plan
+from .draws import inverse_cdf
 from .plans import finish, no_hub, planned
-from .probs import RowsLike, at, inverse_cdf, positive_part, ratio
+from .probs import RowsLike, at, either, positive_part, ratio
 
 
 class Rrs:
@@ -57,6 +58,6 @@ def plan_recursive(
         token, live = drafted.tokens[:, slot], drafted.live[:, slot]
         used = proposal(slot) * mass[:, None]
         budgets.append(ratio(at(residual, token), at(used, token)))
-        residual = torch.where(live[:, None], positive_part(residual - used), residual)
+        residual = either(live, positive_part(residual - used), residual)
         mass = torch.where(live, residual.sum(-1) + rest, mass)
     return finish(target, draft, drafted, torch.stack(budgets, 1), residual, rest)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from .base import Drafted, Plan
+from .draws import PLENTY, inverse_cdf
 from .plans import no_hub, planned
-from .probs import RowsLike, inverse_cdf, mask_tokens, on_host
+from .probs import RowsLike, exclude, mask_tokens, on_host
 from .rrs import plan_recursive
 
 
@@ -30,8 +31,8 @@ class RrsWor:
         live[:, logits.shape[1] :] = False
         tokens = torch.zeros_like(live, dtype=torch.long)
         for slot in range(min(live.shape[1], logits.shape[1])):
-            row = rows.probs if slot == 0 else remaining(logits, tokens[:, :slot])
-            tokens[:, slot] = inverse_cdf(row, uniforms[:, slot])
+            weights = rows.probs if slot == 0 else weights_left(rows, tokens[:, :slot])
+            tokens[:, slot] = inverse_cdf(weights, uniforms[:, slot])
         return Drafted(tokens, live, no_hub(tokens))
 
     def plan(self, target: RowsLike, draft: RowsLike, drafted: Drafted, budget: Tensor) -> Plan:
@@ -41,6 +42,19 @@ class RrsWor:
             return remaining(draft.logits, drafted.tokens[:, :slot])
 
         return plan_recursive(target, draft, drafted, budget, proposal)
+
+
+def weights_left(rows: RowsLike, tried: Tensor) -> Tensor:
+    """Weights [b, V] of the next child, in proportion to :func:`remaining`.
+
+    In host memory the drawn mass is removed instead of taking another softmax, unless so little of
+    it is left in a row that some of its probabilities may have underflowed.
+    """
+    if on_host(tried):
+        weights = exclude(rows.probs, tried)
+        if bool((weights.sum(-1) >= PLENTY).all()):
+            return weights
+    return remaining(rows.logits, tried)
 
 
 def remaining(logits: Tensor, tried: Tensor) -> Tensor:

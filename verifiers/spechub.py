@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from .base import Drafted, Plan
+from .draws import draw_without, inverse_cdf
 from .plans import finish, planned
-from .probs import RowsLike, at, exclude, inverse_cdf, on_host, positive_part, ratio, without
+from .probs import RowsLike, at, either, exclude, largest, on_host, positive_part, ratio, without
 
 
 class SpecHub:
@@ -28,15 +29,15 @@ class SpecHub:
 
     def draw(self, rows: RowsLike, num_children: Sequence[int], uniforms: Tensor) -> Drafted:
         live = planned(num_children, uniforms.device)
-        best = rows.logits.argmax(-1)  # [b] the hub
+        values, tokens = largest(rows.logits, min(2, rows.logits.shape[1]))
+        best = tokens[:, 0]  # the hub
         first = inverse_cdf(rows.probs, uniforms[:, 0])
         is_hub = first == best
         if live.shape[1] == 1:
             return Drafted(first[:, None], live, torch.where(is_hub, 0, -1))
-        off_hub = without(rows.logits, best[:, None])  # NaN where the hub is all there is
-        second = torch.where(is_hub, inverse_cdf(off_hub, uniforms[:, 1]), best)
-        alone = (rows.logits > -torch.inf).sum(-1) < 2
-        live[:, 1] &= ~alone
+        off_hub = draw_without(rows, tokens[:, :1], None, uniforms[:, 1])
+        second = torch.where(is_hub, off_hub, best)
+        live[:, 1] &= (values[:, 1:] > -torch.inf).any(-1)  # the hub may be all there is
         hub = torch.where(is_hub, 0, torch.where(live[:, 1], 1, -1))
         return Drafted(torch.stack([first, second], 1), live, hub)
 
@@ -75,7 +76,7 @@ class SpecHub:
             draft,
             drafted,
             torch.where(paired[:, None], pair, single),
-            torch.where(paired[:, None], residual, over),
+            either(paired, residual, over),
             rest,
             order=torch.where((paired & hub_first)[:, None], 1 - slots, slots),
         )

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from .base import Drafted, Plan, Rule, Uniforms, Verdict
-from .probs import RowsLike, coin, faulty, inverse_cdf, on_host
+from .draws import coin, inverse_cdf
+from .probs import RowsLike, faulty, on_host
 
 if TYPE_CHECKING:
     from tree_builder.topology import TreeTensors

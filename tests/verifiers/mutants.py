@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 
 from verifiers import Drafted, TokenLevel, Traversal
+from verifiers.draws import inverse_cdf
 from verifiers.k_hub import KHub
 from verifiers.k_seq import KSeq
 from verifiers.plans import finish
-from verifiers.probs import at, exclude, inverse_cdf, mask_tokens, positive_part, ratio
+from verifiers.probs import at, exclude, mask_tokens, positive_part, ratio
 from verifiers.rrs import Rrs, draw_independent, plan_recursive
 from verifiers.rrs_wor import RrsWor
 from verifiers.spechub import SpecHub

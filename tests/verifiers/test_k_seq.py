@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from toys import random_rows
+from toys import device_form, random_rows
 
 from verifiers import k_seq
 from verifiers.k_seq import expected_offers, smallest_divisor
@@ -12,9 +12,8 @@ def slack(g, mass, q, live):
     return g - expected_offers(torch.minimum(q, mass / g[:, None]).sum(-1), live)
 
 
-def on_a_device(monkeypatch, *arguments):
-    with monkeypatch.context() as patch:
-        patch.setattr(k_seq, "on_host", lambda tensor: False)
+def on_a_device(*arguments):
+    with device_form(k_seq):
         return smallest_divisor(*arguments)
 
 
@@ -29,10 +28,10 @@ def rows(request):
     return p * budget[:, None], q, live
 
 
-def test_it_is_feasible_and_the_smallest(monkeypatch, rows):
+def test_it_is_feasible_and_the_smallest(rows):
     mass, q, live = rows
     eps = torch.finfo(mass.dtype).eps
-    for g in (smallest_divisor(*rows), on_a_device(monkeypatch, *rows)):
+    for g in (smallest_divisor(*rows), on_a_device(*rows)):
         assert (g >= 1).all()
         assert (g <= live.sum(-1)).all()
         assert (slack(g, mass, q, live) >= -8 * eps).all()
@@ -41,8 +40,8 @@ def test_it_is_feasible_and_the_smallest(monkeypatch, rows):
         assert ((slack(lower, mass, q, live) < 0) | (lower == 1)).all()
 
 
-def test_both_forms_find_the_same(monkeypatch, rows):
-    device, host = on_a_device(monkeypatch, *rows), smallest_divisor(*rows)
+def test_both_forms_find_the_same(rows):
+    device, host = on_a_device(*rows), smallest_divisor(*rows)
     single = (rows[0] - rows[1]).abs().amax(-1) > 0  # not the double roots
     tight = 1e-9 if device.dtype == torch.float64 else 1e-4
     torch.testing.assert_close(device[single], host[single], atol=tight, rtol=0)
@@ -54,8 +53,8 @@ def test_one_child_needs_no_division():
     assert smallest_divisor(p, q, torch.ones(6, 1, dtype=torch.bool)).tolist() == [1.0] * 6
 
 
-def test_a_row_without_a_law_ends_the_search(monkeypatch):
+def test_a_row_without_a_law_ends_the_search():
     nothing = torch.full((1, 5), torch.nan)
     rows = (nothing, torch.full((1, 5), 0.2), torch.ones(1, 3, dtype=torch.bool))
-    for g in (smallest_divisor(*rows), on_a_device(monkeypatch, *rows)):
+    for g in (smallest_divisor(*rows), on_a_device(*rows)):
         assert g.shape == (1,)

@@ -9,7 +9,7 @@ import verifiers
 from tree_builder import TreeTopology
 from verifiers import DeferredRows, Drafted, Sampling, Uniforms, make_rows
 from verifiers.base import Plan
-from verifiers.probs import inverse_cdf
+from verifiers.draws import inverse_cdf
 from verifiers.rrs import Rrs
 
 TREE = TreeTopology((-1, 0, 0, 1, 1, 2, 3, 3, 5))

@@ -1,21 +1,22 @@
-"""Filters as transformers defines them, and draws by inverted cumulative sums."""
+"""Filters as transformers defines them, and the small exact pieces."""
 
 import math
-from contextlib import contextmanager
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from toys import device_form
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from verifiers import DeferredRows, Rows, Sampling, coin, inverse_cdf, make_rows, probs
+from verifiers import DeferredRows, Rows, Sampling, make_rows, probs
 from verifiers.probs import (
-    BLOCK,
     _nucleus_selected,
     _nucleus_sorted,
+    either,
     exclude,
     faulty,
+    largest,
     mask_tokens,
     ratio,
     without,
@@ -72,6 +73,7 @@ def test_ties_at_a_threshold_are_all_kept():
     scale=st.sampled_from([0.0, 0.1, 1.0, 4.0, 30.0]),
     top_p=st.floats(1e-4, 1.0),
 )
+@example(seed=0, size=2675, scale=0.0, top_p=1 - 2**-53)  # the row sums to less than top_p
 def test_selected_and_sorted_nucleus_are_the_same(seed, size, scale, top_p):
     row = logits_of(1, size, seed, scale).softmax(-1)
     top_p = torch.tensor(top_p, dtype=torch.float64)
@@ -135,75 +137,9 @@ def test_device_forms_of_the_filters_are_the_same():
         (sampling(0.7, 40), sampling(1.2, 0, 0.9), sampling(1.0, 9, 0.5))
     ):
         logits = logits_of(5, 3000, seed)
-        with device_form():
+        with device_form(probs):
             expected = make_rows(logits, choice)
         assert torch.equal(make_rows(logits, choice).logits, expected.logits)
-
-
-# ---------------------------------------------------------------- draws
-
-
-@contextmanager
-def device_form():
-    """The branches taken on a device, on tensors in host memory."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(probs, "on_host", lambda tensor: False)
-        yield
-
-
-@pytest.mark.parametrize("size", [1, 2, 5, BLOCK - 1, BLOCK, BLOCK + 1, 4 * BLOCK, 5000])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_inverse_cdf_is_a_search_in_the_cumulative_sum(size, dtype):
-    generator = torch.Generator().manual_seed(size)
-    weights = torch.rand(4, size, generator=generator).to(dtype) ** 3
-    weights[:, 1:] *= torch.rand(4, size - 1, generator=generator) < 0.5
-    weights[0] = 0
-    weights[0, size // 2] = 1e-30
-    u = torch.rand(4, 300, generator=generator, dtype=torch.float64)
-    sums = weights.double().cumsum(-1)
-    expected = torch.searchsorted(sums, u * sums[:, -1:], right=True)
-    assert torch.equal(inverse_cdf(weights, u), expected)
-    assert torch.equal(inverse_cdf(weights, u[:, 0]), expected[:, 0])
-    with device_form():
-        assert torch.equal(inverse_cdf(weights, u), expected)
-
-
-@pytest.mark.parametrize("size", [3, 700])
-def test_inverse_cdf_never_returns_a_token_of_weight_zero(size):
-    generator = torch.Generator().manual_seed(0)
-    weights = torch.rand(50, size, generator=generator)
-    weights[torch.rand(50, size, generator=generator) < 0.7] = 0
-    weights[:, 0], weights[:, -1] = 0, 0
-    weights[:, size // 2] += 1e-3
-    u = torch.tensor([0.0, 5e-324, 0.5, 1 - 2**-53, 1.0], dtype=torch.float64).expand(50, 5)
-    assert (weights.gather(1, inverse_cdf(weights, u)) > 0).all()
-    with device_form():
-        assert (weights.gather(1, inverse_cdf(weights, u)) > 0).all()
-
-
-def test_inverse_cdf_stays_in_range_on_rows_without_a_law():
-    for value in (0.0, math.nan):
-        weights = torch.full((2, 600), value)
-        u = torch.tensor([0.2, 0.9], dtype=torch.float64)
-        index = inverse_cdf(weights, u)
-        assert ((index >= 0) & (index < 600)).all()
-        with device_form():
-            index = inverse_cdf(weights, u)
-        assert ((index >= 0) & (index < 600)).all()
-
-
-def test_coin_takes_its_threshold_strictly():
-    u = torch.tensor([0.0, 0.25, 0.25, 1 - 2**-53], dtype=torch.float64)
-    c = torch.tensor([0.0, 0.25, 0.26, 1.0])
-    assert coin(u, c).tolist() == [False, False, True, True]
-
-
-def test_masses_of_the_tail_survive():
-    """A cumulative sum in fp32 would lose 2 million tokens of 1e-9 beside a token of mass 1."""
-    weights = torch.full((1, 100_000), 1e-9)
-    weights[0, 0] = 1.0
-    u = torch.tensor([[1 - 5e-5]], dtype=torch.float64)
-    assert inverse_cdf(weights, u).item() == pytest.approx(50_000, abs=6)
 
 
 # ---------------------------------------------------------------- small pieces
@@ -247,3 +183,30 @@ def test_without_keeps_the_law_of_tokens_that_underflow():
 )
 def test_faulty(row, bad):
     assert faulty(torch.tensor([row])).tolist() == [bad]
+
+
+@pytest.mark.parametrize("size", [5, 256, 1000, 1024, 4097])
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_largest_is_topk(size, count):
+    logits = logits_of(6, size)
+    logits[1] = -math.inf
+    logits[1, size - 1] = 0.0  # one supported token, in the last and shortest block
+    logits[2, : size // 2] = -math.inf
+    values, tokens = largest(logits, count)
+    assert torch.equal(values, logits.topk(count, dim=-1).values)
+    real = values > -math.inf
+    assert torch.equal(logits.gather(1, tokens)[real], values[real])
+    assert (tokens < size).all()
+    assert all(
+        len(set(row[kept].tolist())) == kept.sum() for row, kept in zip(tokens, real, strict=True)
+    )
+
+
+@pytest.mark.parametrize("condition", [[True, True], [False, False], [True, False]])
+def test_either_is_where(condition):
+    condition = torch.tensor(condition)
+    first, second = torch.rand(2, 5), torch.rand(2, 5)
+    assert torch.equal(
+        either(condition, first, second), torch.where(condition[:, None], first, second)
+    )
+    assert torch.equal(either(condition, first, 0.0), torch.where(condition[:, None], first, 0.0))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from contextlib import contextmanager
 
+import pytest
 import torch
 
 from tree_builder import TreeTopology
@@ -47,3 +49,12 @@ def uniforms_for(tree, seed, num=None):
     generator = torch.Generator().manual_seed(seed)
     E, K, m = len(tree.inner), tree.max_children, tree.size
     return torch.rand(Uniforms.num(E, K, m), generator=generator, dtype=torch.float64)
+
+
+@contextmanager
+def device_form(*modules):
+    """The branches that ``modules`` take on a device, on tensors in host memory."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in modules:
+            patch.setattr(module, "on_host", lambda tensor: False)
+        yield
