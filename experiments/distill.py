@@ -35,14 +35,19 @@ Examples:
 @click.option("--out", required=True, type=Path, help="Folder the draft is written to.")
 @click.option("--work", type=Path, help="Folder for resuming.  [default: OUT with .work]")
 @click.option("--until", type=click.Choice(STAGES), default="export", help="Last stage to run.")
-@click.option("--text", type=Path, help="Text to use: .npz (tokens, lengths, ...) or plain text.")
-@click.option("--prompts", type=Path, help="Prompts to answer, one a line.  [default: shipped]")
+@click.option(
+    "--text",
+    type=Path,
+    multiple=True,
+    help="Text to use (repeatable): .npz (tokens, lengths, ...), a folder of them, or plain text.",
+)
+@click.option("--prompts", type=Path, help="Prompts to answer, one a line.  [default: own]")
 @click.option("--samples", default=8, help="Answers to each prompt.")
 @click.option("--max-new-tokens", default=256, help="Tokens of an answer, at most.")
 @click.option("--window", default=256, help="Tokens of a sequence cut from plain text.")
 @click.option("--batch-size", default=16, help="Sequences per pass of the target.")
 @click.option("--top", default=64, help="Target tokens stored per position.")
-@click.option("--scored", type=int, help="Score only N sequences; the rest teach their own tokens.")
+@click.option("--scored", type=int, help="Score only N sequences; the rest teach their tokens.")
 @click.option("--held-out", default=0.05, help="Fraction of sequences measured on, not trained.")
 @click.option("--layers", default=2, help="Layers of the draft.")
 @click.option("--width", type=int, help="Width of the draft.  [default: the target's]")
@@ -76,7 +81,7 @@ def main(target, out, work, init, until, text, prompts, loss, lr, device, precis
     plan_names = ("steps", "batch_tokens", "warmup", "save_every", "evaluate_every", "seed")
     tv_from = {"kl": 1.0, "tv": 0.0, "kl+tv": 2 / 3}[loss]
     try:
-        text_plan = TextPlan(text=text, prompts=prompts, **{n: options[n] for n in text_names})
+        text_plan = TextPlan(texts=text, prompts=prompts, **{n: options[n] for n in text_names})
         shape = DraftShape(**{n: options[n] for n in shape_names})
         plan = TrainingPlan(
             learning_rate=lr, tv_from=tv_from, **{n: options[n] for n in plan_names}

@@ -18,7 +18,7 @@ from experiments.distillation.draft import (
 )
 from experiments.distillation.report import plot_history, write_card
 from experiments.distillation.store import Sequence, read_store
-from experiments.distillation.targets import score_store
+from experiments.distillation.targets import has_scores, score_store
 from experiments.distillation.text import (
     check_text,
     encode_prompts,
@@ -33,14 +33,15 @@ STAGES = ("text", "targets", "train", "export")
 
 @dataclass(frozen=True)
 class TextPlan:
-    """Which text to distil on; ``text`` None: the target answers the prompts itself.
+    """Which text to distil on; no ``texts``: the target answers the prompts itself.
 
-    ``scored``: how many sequences the target's top tokens are stored for (None: all). The others
-    teach their own tokens only: a noisier lesson, but the pass of a target that is many times the
-    draft's size costs several times what training on the sequence once does.
+    ``scored``: how many sequences of given text the target is run on to store its top tokens
+    (None: all; text that brings them along costs no run). The others teach their own tokens only: a
+    noisier lesson, but the pass of a target that is many times the draft's size costs several times
+    what training on the sequence once does.
     """
 
-    text: Path | None = None
+    texts: tuple[Path, ...] = ()
     prompts: Path | None = None
     samples: int = 8
     max_new_tokens: int = 256
@@ -55,13 +56,13 @@ class TextPlan:
         for name in ("samples", "max_new_tokens", "batch_size", "top"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} {getattr(self, name)} must be at least 1")
-        if self.scored is not None and self.scored < 2:
-            raise ValueError(f"scored {self.scored} must be at least 2: one to learn, one held out")
+        if self.scored is not None and self.scored < 0:
+            raise ValueError(f"scored {self.scored} must not be negative")
         if self.window < 2:
             raise ValueError(f"window {self.window} must be at least 2")
         if not 0.0 < self.held_out < 1.0:
             raise ValueError(f"held_out {self.held_out} must be a fraction between 0 and 1")
-        if self.text is not None and self.prompts is not None:
+        if self.texts and self.prompts is not None:
             raise ValueError("give a text or prompts, not both")
 
 
@@ -93,8 +94,9 @@ def load_target(name: str, device: Any, dtype: torch.dtype) -> Target:
 
 def gather_text(target: Target, plan: TextPlan, work: Path, accelerator: Any) -> list[Sequence]:
     """Stage text: given or generated, in the order it will be stored."""
-    if plan.text is not None:
-        sequences = read_text(plan.text, target.tokenizer, plan.window)
+    if plan.texts:
+        parts = [read_text(path, target.tokenizer, plan.window) for path in plan.texts]
+        sequences = [sequence for part in parts for sequence in part]
     else:
         prompts = encode_prompts(read_prompts(plan.prompts), target.tokenizer)
         generate_store(
@@ -105,6 +107,7 @@ def gather_text(target: Target, plan: TextPlan, work: Path, accelerator: Any) ->
             max_new_tokens=plan.max_new_tokens,
             batch_size=plan.batch_size,
             stop_ids=target.stop_ids,
+            top=stored_top(target, plan),
             seed=plan.seed,
             rank=accelerator.process_index,
             world=accelerator.num_processes,
@@ -117,37 +120,48 @@ def gather_text(target: Target, plan: TextPlan, work: Path, accelerator: Any) ->
     return [sequences[i] for i in order]
 
 
+def stored_top(target: Target, plan: TextPlan) -> int:
+    return min(plan.top, target.model.config.vocab_size)
+
+
 def store_targets(
     target: Target, sequences: list[Sequence], plan: TextPlan, work: Path, accelerator: Any
-) -> None:
-    """Stage targets: the top log-probabilities of every answer position, once."""
+) -> list[Sequence]:
+    """Stage targets: the top log-probabilities of every answer position, once. Returns the
+    sequences that are left without."""
+    top = stored_top(target, plan)
+    known = [has_scores(s, top) for s in sequences]
+    fresh = [i for i, scored in enumerate(known) if not scored][: plan.scored]
+    chosen = {i for i, scored in enumerate(known) if scored} | set(fresh)
     score_store(
         target.model,
-        sequences[: plan.scored],
+        [s for i, s in enumerate(sequences) if i in chosen],
         work / "targets",
-        top=min(plan.top, target.model.config.vocab_size),
+        top=top,
         batch_size=plan.batch_size,
         rank=accelerator.process_index,
         world=accelerator.num_processes,
     )
     accelerator.wait_for_everyone()
+    return [s for i, s in enumerate(sequences) if i not in chosen]
 
 
 def split_store(
-    work: Path, sequences: list[Sequence], plan: TextPlan
+    work: Path, unscored: list[Sequence], plan: TextPlan
 ) -> tuple[list[Sequence], list[Sequence]]:
     """(training, held-out) sequences: the first ones of the stored, shuffled order are held out.
 
-    Sequences beyond the scored ones join the training as they are.
+    The unscored ones join the training as they are.
     """
     scored = list(read_store(work / "targets"))
-    count = max(1, round(plan.held_out * len(sequences)))
+    total = len(scored) + len(unscored)
+    count = max(1, round(plan.held_out * total))
     if count >= len(scored):
         raise ValueError(
             f"{len(scored)} scored sequences are too few to hold out {count} "
-            f"({plan.held_out:.0%} of {len(sequences)})"
+            f"({plan.held_out:.0%} of {total})"
         )
-    return scored[count:] + sequences[len(scored) :], scored[:count]
+    return scored[count:] + unscored, scored[:count]
 
 
 def build_draft(
@@ -206,10 +220,10 @@ def distil(
     sequences = gather_text(target, text_plan, work, accelerator)
     if until == "text":
         return None
-    store_targets(target, sequences, text_plan, work, accelerator)
+    unscored = store_targets(target, sequences, text_plan, work, accelerator)
     if until == "targets":
         return None
-    train, held_out = split_store(work, sequences, text_plan)
+    train, held_out = split_store(work, unscored, text_plan)
     draft = build_draft(target, shape, train, init)
     trainer = Trainer(draft, train, held_out, plan, work, accelerator)
     del target.model  # the draft keeps what it shares
@@ -219,7 +233,7 @@ def distil(
         if until == "export":
             answers = sum(s.num_answers for s in train)
             text = f"{len(train)} sequences, {answers} answer tokens of the target's"
-            text = text if text_plan.text is None else f"{len(train)} sequences, {answers} tokens"
+            text = text if not text_plan.texts else f"{len(train)} sequences, {answers} tokens"
             facts = {"target": name, "command": command, "top": text_plan.top, "text": text}
             export(draft, target.tokenizer, trainer, quality, out, facts)
     accelerator.wait_for_everyone()

@@ -17,6 +17,7 @@ from experiments.distillation.store import (
     shard_path,
     write_shard,
 )
+from experiments.distillation.text import top_logprobs
 
 
 @torch.inference_mode()
@@ -29,10 +30,7 @@ def score(target: Any, sequences: list[Sequence], top: int) -> list[Sequence]:
     tokens = pad_tokens(sequences)
     hidden = target.model(input_ids=tokens.to(device), use_cache=False).last_hidden_state
     rows = hidden.flatten(0, 1)[answer_positions(sequences, tokens.shape[1]).to(device)]
-    logits = target.get_output_embeddings()(rows).float()  # [A, V]
-    values, ids = logits.topk(min(top, logits.shape[-1]), dim=-1)
-    values = (values - logits.logsumexp(-1, keepdim=True)).cpu().numpy()
-    ids = ids.cpu().numpy()
+    ids, values = top_logprobs(target.get_output_embeddings()(rows), top)  # of [A, V]
     out, row = [], 0
     for s in sequences:
         end = row + s.num_answers
@@ -51,7 +49,8 @@ def score_store(
     rank: int = 0,
     world: int = 1,
 ) -> None:
-    """Fill ``folder`` with scored shards; shards already there are kept (resume).
+    """Fill ``folder`` with scored shards; shards already there are kept (resume), and so are
+    scores that a sequence brings along.
 
     Raises ValueError when they hold other text or another ``top`` than asked for.
     """
@@ -64,18 +63,24 @@ def score_store(
         if path.exists():
             _check_same(read_shard(path), chunk, top, path)
             continue
-        scored: list[Sequence] = []
-        for first in range(0, len(chunk), batch_size):
-            scored += score(target, chunk[first : first + batch_size], top)
+        scored = [s for s in chunk if has_scores(s, top)]
+        fresh = [s for s in chunk if not has_scores(s, top)]
+        for first in range(0, len(fresh), batch_size):
+            scored += score(target, fresh[first : first + batch_size], top)
+        scored.sort(key=lambda s: len(s.tokens))
         write_shard(folder, index, scored)
+
+
+def has_scores(sequence: Sequence, top: int) -> bool:
+    """The sequence knows the target's ``top`` most probable tokens."""
+    return sequence.top_ids is not None and sequence.top_ids.shape[1] == top
 
 
 def _check_same(stored: list[Sequence], wanted: list[Sequence], top: int, path: Path) -> None:
     same = len(stored) == len(wanted) and all(
         a.prompt_length == b.prompt_length
         and a.tokens.tolist() == b.tokens.tolist()
-        and a.top_ids is not None
-        and a.top_ids.shape[1] == top
+        and has_scores(a, top)
         for a, b in zip(stored, wanted, strict=True)
     )
     if not same:

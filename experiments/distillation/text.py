@@ -1,4 +1,7 @@
-"""Text to distil on: the target's own answers to prompts, or text that is given."""
+"""Text to distil on: the target's own answers to prompts, or text that is given.
+
+A target that answers is scored on the way: its logits are there anyway.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +12,32 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from experiments.distillation.store import Sequence, read_shard, shard_path, write_shard
+from experiments.distillation.store import (
+    Sequence,
+    read_shard,
+    read_store,
+    shard_files,
+    shard_path,
+    write_shard,
+)
 
 TEMPERATURES = (1.0, 0.8, 0.6, 0.0)  # prompts take them in turn: a draft meets all of them in use
 
 
+PROMPTS = Path(__file__).with_name("prompts.txt")  # none of them is among the shipped prompts
+
+
 def read_text(path: Path, tokenizer: Any, window: int) -> list[Sequence]:
-    """Sequences of an npz in the store's format, or of plain text cut into windows of tokens.
+    """Sequences of a store, of one npz in its format, or of plain text cut into windows of tokens.
 
     Plain text: a blank line ends nothing; every window of ``window`` tokens is one sequence whose
     first token is its prompt. Raises ValueError for a file without usable text.
     """
-    if not path.is_file():
-        raise ValueError(f"text file {str(path)!r} does not exist")
-    if path.suffix == ".npz":
+    if path.is_dir() and shard_files(path):
+        sequences = list(read_store(path))
+    elif not path.is_file():
+        raise ValueError(f"text file {str(path)!r} does not exist, nor is it a folder of shards")
+    elif path.suffix == ".npz":
         try:
             sequences = read_shard(path)
         except (KeyError, ValueError, OSError) as error:
@@ -54,11 +69,9 @@ def check_text(sequences: list[Sequence], vocab_size: int, max_positions: int) -
 
 
 def read_prompts(path: Path | None) -> list[str]:
-    """Prompts of a file, one a line, or the set shipped with the product."""
-    if path is None:
-        from sequoia import prompts
-
-        return [prompt.text for prompt in prompts.load()]
+    """Prompts of a file, one a line. None: several hundred that come with this experiment, so that
+    the set shipped with the product stays fresh for measuring."""
+    path = path or PROMPTS
     if not path.is_file():
         raise ValueError(f"prompt file {str(path)!r} does not exist")
     lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
@@ -84,8 +97,10 @@ def answer(
     temperature: float,
     max_new_tokens: int,
     stop_ids: list[int],
+    top: int,
 ) -> list[Sequence]:
-    """One answer to each prompt, in one left-padded batch; the stop token is kept."""
+    """One answer to each prompt, in one left-padded batch; the stop token is kept. With the
+    ``top`` most probable tokens at every answer position (at temperature 1)."""
     device = next(target.parameters()).device
     width, pad = max(map(len, prompts)), stop_ids[0] if stop_ids else 0
     ids = torch.tensor([[pad] * (width - len(p)) + p for p in prompts], device=device)
@@ -97,14 +112,27 @@ def answer(
         max_new_tokens=max_new_tokens,
         pad_token_id=pad,
         eos_token_id=stop_ids or None,
+        output_logits=True,
+        return_dict_in_generate=True,
         **(draw if temperature > 0 else {"do_sample": False}),
     )
+    tops = [top_logprobs(logits, top) for logits in out.logits]  # one of [b, top] a step
+    ids = np.stack([step_ids for step_ids, _ in tops], 1)  # [b, steps, top]
+    logprobs = np.stack([values for _, values in tops], 1)
     sequences = []
-    for prompt, row in zip(prompts, out[:, width:].tolist(), strict=True):
-        ends = [i for i, token in enumerate(row) if token in stop_ids]
+    for i, (prompt, row) in enumerate(zip(prompts, out.sequences[:, width:].tolist(), strict=True)):
+        ends = [place for place, token in enumerate(row) if token in stop_ids]
         row = row[: ends[0] + 1] if ends else row
-        sequences.append(Sequence(np.array(prompt + row, np.int64), len(prompt)))
+        known = ids[i, : len(row)], logprobs[i, : len(row)]
+        sequences.append(Sequence(np.array(prompt + row, np.int64), len(prompt), *known))
     return sequences
+
+
+def top_logprobs(logits: torch.Tensor, top: int) -> tuple[np.ndarray, np.ndarray]:
+    """(ids, log-probabilities) [A, top] of the most probable tokens of ``logits`` [A, V]."""
+    logits = logits.float()
+    values, ids = logits.topk(min(top, logits.shape[-1]), dim=-1)
+    return ids.cpu().numpy(), (values - logits.logsumexp(-1, keepdim=True)).cpu().numpy()
 
 
 def generate_store(
@@ -116,6 +144,7 @@ def generate_store(
     max_new_tokens: int = 256,
     batch_size: int = 16,
     stop_ids: list[int],
+    top: int = 64,
     seed: int = 0,
     rank: int = 0,
     world: int = 1,
@@ -138,4 +167,5 @@ def generate_store(
         batch, sample = jobs[index]
         temperature = TEMPERATURES[(sample + index) % len(TEMPERATURES)]
         torch.manual_seed(seed * 1_000_003 + index)
-        write_shard(folder, index, answer(target, batch, temperature, max_new_tokens, stop_ids))
+        answers = answer(target, batch, temperature, max_new_tokens, stop_ids, top)
+        write_shard(folder, index, answers)
