@@ -113,7 +113,15 @@ def resolve_tree(tree: str | Tree, pair: Pair) -> tuple[str, Tree]:
             )
         return FALLBACK_TREE, load_tree(FALLBACK_TREE)
     if str(tree).startswith(PREFIX):
-        return str(tree), Tuned.load(str(tree).removeprefix(PREFIX)).tree
+        tuned = Tuned.load(str(tree).removeprefix(PREFIX))
+        others = tuned.other_models(pair) if pair is not None else []
+        if others:
+            warnings.warn(
+                f"{tree} was chosen for other models ({', '.join(others)}): exact all the same, "
+                "but `sequoia tune` may find a faster tree for this pair.",
+                stacklevel=3,
+            )
+        return str(tree), tuned.tree
     return str(tree), load_tree(tree)
 
 

@@ -47,6 +47,17 @@ class Tuned:
             about.get("provenance") or {},
         )
 
+    def other_models(self, pair: Any) -> list[str]:
+        """Names of the models it was tuned for that are not the pair's, by folder or Hub id."""
+        names = {"target": pair.target_name, "draft": pair.draft_name}
+        tuned_for = {role: self.provenance.get(role) for role in names}
+        return [
+            f"{role} {tuned_for[role]}"
+            for role, name in names.items()
+            if tuned_for[role] is not None
+            and Path(str(tuned_for[role])).name != Path(str(name)).name
+        ]
+
 
 def tuned_verifier(tree: Any, tree_file: str | None = None) -> str | None:
     """The verifier that a tree was chosen for: that of ``auto:FILE``, or of the pair's own

@@ -1,6 +1,7 @@
 """profile, tree and tune on tiny models: files that fit together, continued runs, bad input."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -118,9 +119,21 @@ def test_another_temperature_does_not_continue_the_same_folder(
     assert "temperature" in result.stderr.splitlines()[-1]
 
 
-def tuned(path, parents, verifier="rrs"):
-    path.write_text(json.dumps({"format": "tune-result", "verifier": verifier, "parents": parents}))
+def tuned(path, parents, verifier="rrs", **about):
+    data = {"format": "tune-result", "verifier": verifier, "parents": parents, "provenance": about}
+    path.write_text(json.dumps(data))
     return f"auto:{path}"
+
+
+def test_a_tree_tuned_for_other_models_says_so(run, pair_options, tmp_path):
+    common = ["generate", "--prompt", "Hi", "--max-new-tokens", "5", *pair_options]
+    target = Path(pair_options[pair_options.index("--target") + 1])
+    same = tuned(tmp_path / "same.json", [-1, 0], target=f"elsewhere/{target.name}")
+    assert "other models" not in run(*common, "--tree", same).stderr
+    other = tuned(tmp_path / "other.json", [-1, 0], target=str(target), draft="some/other")
+    result = run(*common, "--tree", other)
+    assert result.exit_code == 0, result.output
+    assert result.stderr.count("other models (draft some/other)") == 1
 
 
 def test_a_tuned_tree_brings_its_verifier(run, pair_options, tmp_path):
