@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Hashable, Iterable
 from typing import Any, Protocol
 
@@ -62,6 +63,9 @@ class GraphReplay:
     captures use one stream, as the allocator can share blocks only within a stream.
 
     No random number is drawn in a step, so no generator is captured.
+
+    A step that cannot be captured (a quantiser's kernels that wait for the host, say) is run
+    eagerly from then on, with one warning that says why.
     """
 
     def __init__(self) -> None:
@@ -73,6 +77,7 @@ class GraphReplay:
         self._stream = torch.cuda.Stream()
         self._seen: set[Hashable] = set()
         self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Any]] = {}
+        self._refused = False
 
     def bucket(self, needed: int) -> int:
         """At most a quarter is read in vain, and a long text takes few graphs: four an octave."""
@@ -81,14 +86,28 @@ class GraphReplay:
 
     def run(self, key: Hashable, step: Steppable, bucket: int) -> None:
         full_key = (key, bucket)
-        if full_key not in self._seen:
+        if self._refused or full_key not in self._seen:
             self._seen.add(full_key)
             step.run(bucket)
             return
         if full_key not in self._graphs:
-            self._graphs[full_key] = self._capture(step, bucket)
+            try:
+                self._graphs[full_key] = self._capture(step, bucket)
+            except torch.cuda.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                self._go_on_eagerly(error)
+                step.run(bucket)
+                return
         graph, step.made = self._graphs[full_key]
         graph.replay()
+
+    def _go_on_eagerly(self, error: RuntimeError) -> None:
+        """A refused capture has run nothing, so the step can still be run."""
+        reason = f"the step cannot be captured: {str(error).strip().splitlines()[0]}"
+        self._refused, self.description = True, f"eager ({reason})"
+        self._graphs.clear()
+        warnings.warn(f"no CUDA graphs: {reason}; going on eagerly", stacklevel=2)
 
     def _capture(self, step: Steppable, bucket: int) -> tuple[torch.cuda.CUDAGraph, Any]:
         n = step.n.clone()
@@ -99,14 +118,8 @@ class GraphReplay:
         torch.cuda.current_stream().wait_stream(self._stream)
         step.made = None  # what an earlier capture left must not be held while memory is planned
         graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-                step.run(bucket)
-        except RuntimeError as error:
-            raise RuntimeError(
-                f"the step cannot be captured as a CUDA graph ({error}): run it eagerly, with "
-                "graphs=False or --no-graphs"
-            ) from error
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            step.run(bucket)
         return graph, step.made
 
 

@@ -166,17 +166,38 @@ def test_one_graph_per_key_and_bucket_one_pool_and_one_stream(pair, fake):
     assert generate(top_p=0.9)[1] > laws  # a filter is other kernels
 
 
-def test_a_step_that_cannot_be_captured_says_how_to_go_on(pair, fake, monkeypatch):
+def test_a_step_that_cannot_be_captured_goes_on_eagerly_and_says_why(pair, fake, monkeypatch):
+    refusals = []
+
     @contextmanager
     def refuse(graph, pool, stream):
-        raise RuntimeError("operation not permitted when stream is capturing")
+        refusals.append(graph)
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+        yield
+
+    monkeypatch.setattr(torch.cuda, "graph", refuse)
+    params = SamplingParams(max_new_tokens=40, seed=1)
+    expected = SpeculativeDecoder(pair, "chain:3", max_length=100).generate(prompt(5), params)
+    decoder = SpeculativeDecoder(pair, "chain:3", max_length=100)
+    decoder.replay = GraphReplay()
+    with pytest.warns(UserWarning, match="no CUDA graphs: .* not permitted .*going on") as warned:
+        assert decoder.generate(prompt(5), params).token_ids == expected.token_ids
+    assert len(refusals) == len(warned) == 1
+    assert "eager (the step cannot be captured" in decoder.replay.description
+    assert "more" not in decoder.replay.description
+
+
+def test_a_capture_out_of_memory_is_no_reason_to_go_on(pair, fake, monkeypatch):
+    @contextmanager
+    def refuse(graph, pool, stream):
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
         yield
 
     monkeypatch.setattr(torch.cuda, "graph", refuse)
     decoder = SpeculativeDecoder(pair, "chain:3", max_length=100)
     decoder.replay = GraphReplay()
-    with pytest.raises(RuntimeError, match=r"not permitted .*--no-graphs"):
-        decoder.generate(prompt(5), SamplingParams(max_new_tokens=5, seed=1))
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        decoder.generate(prompt(5), SamplingParams(max_new_tokens=40, seed=1))
 
 
 @pytest.mark.parametrize("needed", [1, 63, 64, 65, 511, 512, 513, 1000, 1025, 4096, 5000, 100_000])
