@@ -74,7 +74,15 @@ class EagerRunner:
 
         Returns:
             Logits `[r, V]` fp32.
+
+        Raises:
+            ValueError: a mask of another shape.
         """
+        if mask.shape[0] != token_ids.shape[0] or not 1 <= mask.shape[1] <= self.cache.slots:
+            raise ValueError(
+                f"a mask of shape {tuple(mask.shape)} for {token_ids.shape[0]} tokens and "
+                f"{self.cache.slots} slots: it must be [tokens, at most as many slots]"
+            )
         return self.model(
             token_ids,
             positions,

@@ -13,7 +13,7 @@ import verifiers
 from sequoia.tuned import PREFIX, Tuned
 from tree_builder import TreeTopology, load_tree
 from tree_builder.adaptive import AdaptiveTree, Tree
-from verifiers.base import Uniforms, Verdict
+from verifiers.base import Uniforms, Verdict, check_members
 from verifiers.draws import inverse_cdf
 from verifiers.probs import faulty
 
@@ -128,12 +128,7 @@ def resolve_tree(tree: str | Tree, pair: Pair) -> tuple[str, Tree]:
 def resolve_verifier(verifier: Any, tree: Tree) -> Any:
     """A name of ``verifiers.NAMES`` or an object; refused here if it cannot take the tree."""
     chosen = verifiers.make(verifier) if isinstance(verifier, str) else verifier
-    for member in ("name", "propose", "verify", "max_children"):
-        if not hasattr(chosen, member):
-            raise ValueError(
-                f"{verifier!r} is no verifier: it has no {member!r} "
-                f"(names: {', '.join(verifiers.NAMES)}; or an object of verifiers.Verifier)"
-            )
+    check_members(chosen)
     if isinstance(tree, TreeTopology):
         verifiers.check_tree(chosen, tree)
     else:

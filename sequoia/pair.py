@@ -87,8 +87,11 @@ def load_pair(
     if draft is not None:
         sources.append(find_source(draft, draft_gguf_file, "draft"))
     max_length = _common_length(sources, max_length)
-    for source in sources:
-        check_config(source.config, max_length)
+    for role, source in zip(("target", "draft"), sources, strict=False):
+        try:
+            check_config(source.config, max_length)
+        except ValueError as error:
+            raise ValueError(f"{role} model {source.name!r}: {error}") from error
     tokenizer = load_tokenizer(sources[0])
     if len(sources) == 2:
         check_same_tokens(sources[0], sources[1], tokenizer)
@@ -101,9 +104,9 @@ def load_pair(
     for source in sources:
         if source.location in models:
             continue
-        role = {"device_map": device_map} if not models else {"target": models[sources[0].location]}
+        own = {"device_map": device_map} if not models else {"target": models[sources[0].location]}
         models[source.location] = load_model(
-            source.path, gguf_file=source.gguf_file, config=source.config, **role, **common
+            source.path, gguf_file=source.gguf_file, config=source.config, **own, **common
         )
     embedded = [source.name for source in sources] == [EMBEDDED, EMBEDDED]
     shipped_tree = EMBEDDED_FOLDER / "tree.json"

@@ -144,3 +144,13 @@ class Verifier(Protocol):
         draft_rows: RowsLike,  # [E]
         uniforms: Uniforms,
     ) -> Verdict: ...
+
+
+def check_members(candidate: object) -> None:
+    """ValueError for an object that is no :class:`Verifier`, naming what it lacks."""
+    for member in ("name", "propose", "verify", "max_children"):
+        if not hasattr(candidate, member):
+            raise ValueError(
+                f"{candidate!r} is no verifier: it has no {member!r} "
+                "(give a name of verifiers.NAMES, or an object of verifiers.Verifier)"
+            )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from .base import Verifier
+from .base import Verifier, check_members
 from .check_cases import Case, Context, Policy, Toy, standard_cases
 from .check_step import Broken, follow, step
 from .enumeration import UnknownUniform, World
@@ -89,8 +89,10 @@ def check_lossless(
     policy: adaptive growth, (depth, contexts of the nodes of that level) -> number of children of
     each; replaces the shapes of the cases' trees.
     tolerance: largest error of a string's probability. max_failures: stop after that many cases.
+    ValueError for an object that is no verifier.
     """
-    report = Report(getattr(verifier, "name", type(verifier).__name__))
+    check_members(verifier)
+    report = Report(verifier.name)
     if cases is None:
         cases = standard_cases(
             verifier.max_children, greedy=report.verifier == "greedy", thorough=thorough

@@ -101,6 +101,9 @@ def _draft_name(models: ModelOptions) -> str | None:
         return models.draft
     if models.target == EMBEDDED:
         return EMBEDDED
+    from sequoia.pair import find_source
+
+    find_source(models.target, None, "target")  # a target that is not there is the first fault
     raise ValueError(
         f"no draft model for {models.target!r}: give --draft MODEL (small, same tokenizer), or "
         f"--draft {NO_DRAFT} to decode without speculation"

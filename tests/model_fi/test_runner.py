@@ -71,6 +71,13 @@ def test_two_runners_share_the_model_and_no_cache(model):
     assert one.cache.k.data_ptr() != two.cache.k.data_ptr()
 
 
+@pytest.mark.parametrize("shape", [(4, 64), (5, 65), (5, 0)])
+def test_a_mask_of_another_shape_is_refused(model, shape):
+    ids = torch.arange(5)
+    with pytest.raises(ValueError, match=rf"\({shape[0]}, {shape[1]}\) for 5 tokens and 64 slots"):
+        EagerRunner(model, 64).forward(ids, ids, ids, torch.ones(shape, dtype=torch.bool))
+
+
 def test_what_a_runner_says_of_itself(model):
     runner = EagerRunner(model, 40)
     assert runner.vocab_size == 97

@@ -120,3 +120,14 @@ def test_a_draft_equal_to_the_target_has_its_first_child_accepted_always(models)
     verifier = verifiers.TokenLevel(third_party.WarmSiblings())
     output = sequoia.SpeculativeDecoder(twins, "chain:3", verifier).generate([1, 2], params)
     assert output.accepted_per_step == [2] * 20
+
+
+def test_an_object_that_is_no_verifier_is_named_with_what_it_lacks():
+    class Half:
+        name = "half"
+        max_children = None
+
+        def propose(self, rows, num_children, uniforms): ...
+
+    with pytest.raises(ValueError, match=r"Half.* is no verifier: it has no 'verify'"):
+        verifiers.check_lossless(Half())

@@ -77,7 +77,9 @@ def test_a_prompt_longer_than_the_model(refused, pair_options):
 
 def test_a_missing_model_folder(refused, draft, tmp_path, no_weights):
     missing = str(tmp_path / "nowhere")
-    assert missing in refused("generate", "--prompt", "Hi", "--target", missing, "--draft", draft)
+    for rest in (["--draft", draft], []):  # it is the first fault, draft or no draft
+        line = refused("generate", "--prompt", "Hi", "--target", missing, *rest)
+        assert f"target model {missing!r}" in line
 
 
 def test_a_target_without_a_draft(refused, target, no_weights):
@@ -91,7 +93,10 @@ def test_an_unsupported_family(refused, draft, tmp_path, no_weights):
 
     GPT2Config(vocab_size=258).save_pretrained(tmp_path)
     line = refused("generate", "--prompt", "Hi", "--target", str(tmp_path), "--draft", draft)
+    assert f"target model {str(tmp_path)!r}" in line
     assert "gpt2" in line
+    line = refused("generate", "--prompt", "Hi", "--target", draft, "--draft", str(tmp_path))
+    assert f"draft model {str(tmp_path)!r}" in line
 
 
 def test_tokenizers_that_differ_name_a_token(refused, target, tmp_path, no_weights):
