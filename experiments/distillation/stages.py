@@ -149,19 +149,22 @@ def store_targets(
 def split_store(
     work: Path, unscored: list[Sequence], plan: TextPlan
 ) -> tuple[list[Sequence], list[Sequence]]:
-    """(training, held-out) sequences: the first ones of the stored, shuffled order are held out.
+    """(training, held-out) sequences. Which are held out depends on their prompts only, so that a
+    draft trained further (``--init``), on more text, is not measured on what it has seen.
 
-    The unscored ones join the training as they are.
+    Unscored ones join the training as they are; held-out ones among them are not used at all.
     """
     scored = list(read_store(work / "targets"))
-    total = len(scored) + len(unscored)
-    count = max(1, round(plan.held_out * total))
-    if count >= len(scored):
+    if not scored:
+        raise ValueError("no scored sequence to measure on: let at least some be scored")
+    share = max(plan.held_out, min(s.place for s in scored))  # at least one is held out
+    held_out = [s for s in scored if s.place <= share]
+    train = [s for s in scored + unscored if s.place > share]
+    if not train:
         raise ValueError(
-            f"{len(scored)} scored sequences are too few to hold out {count} "
-            f"({plan.held_out:.0%} of {total})"
+            f"{len(scored)} scored sequences are too few to hold out {plan.held_out:.0%}"
         )
-    return scored[count:] + unscored, scored[:count]
+    return train, held_out
 
 
 def build_draft(

@@ -6,6 +6,7 @@ is written beside and renamed), so a killed run loses at most the shard it was w
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,6 +36,15 @@ class Sequence:
     @property
     def num_answers(self) -> int:
         return len(self.tokens) - self.prompt_length
+
+    @property
+    def place(self) -> float:
+        """A number in [0, 1) made of the prompt alone: the same in every run, and for all answers
+        to one prompt. (A prompt of one token is the start of a piece of text, told by all of it.)
+        """
+        length = self.prompt_length if self.prompt_length > 1 else len(self.tokens)
+        digest = hashlib.sha256(self.tokens[:length].astype(np.int64).tobytes()).digest()
+        return int.from_bytes(digest[:8], "big") / 2**64
 
 
 def pad_tokens(sequences: list[Sequence], pad: int = 0) -> torch.Tensor:

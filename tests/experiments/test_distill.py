@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM
 
 from experiments.distill import main
 from experiments.distillation.draft import Draft, DraftShape
-from experiments.distillation.store import read_store
+from experiments.distillation.store import read_shard, read_store
 from experiments.distillation.training import Trainer
 
 VOCAB = 37  # of the target
@@ -53,6 +53,7 @@ class TestTool:
         text = tmp_path / "text.txt"
         text.write_text(" ".join(f"w{i % 11}" for i in range(400)))
         options = ["--text", text, "--window", 20, "--steps", 60, "--head-tokens", 30]
+        options += ["--held-out", 0.3]
         result = run(target_folder, tmp_path / "draft", *options)
         assert result.exit_code == 0, result.output
         measured = history(tmp_path / "draft.work")
@@ -84,22 +85,25 @@ class TestTool:
         assert history(tmp_path / "whole.work") == history(tmp_path / "broken.work")
 
     def test_only_some_of_the_text_need_be_scored(self, target_folder, text_file, tmp_path):
-        options = ["--text", text_file, "--steps", 6, "--scored", 8, "--held-out", 0.1]
+        options = ["--text", text_file, "--steps", 6, "--scored", 8, "--held-out", 0.3]
         result = run(target_folder, tmp_path / "draft", *options)
         assert result.exit_code == 0, result.output
         stored = list(read_store(tmp_path / "draft.work" / "targets"))
         assert len(stored) == 8
-        assert "22 sequences" in (tmp_path / "draft" / "README.md").read_text()
+        train = [s for s in read_shard(text_file) if s.place > 0.3]
+        assert f"{len(train)} sequences" in (tmp_path / "draft" / "README.md").read_text()
         options[1] = tmp_path / "draft.work" / "targets"  # a store, scores and all
         more = [*options, "--text", text_file, "--scored", 0]
         result = run(target_folder, tmp_path / "both", *more)
         assert result.exit_code == 0, result.output
         assert len(list(read_store(tmp_path / "both.work" / "targets"))) == 8
-        assert "29 sequences" in (tmp_path / "both" / "README.md").read_text()
+        train += [s for s in stored if s.place > 0.3]
+        assert f"{len(train)} sequences" in (tmp_path / "both" / "README.md").read_text()
         options[1] = text_file
-        result = run(target_folder, tmp_path / "other", *options, "--held-out", 0.5)
-        assert result.exit_code == 2
-        assert "too few" in result.output
+        for more, says in ((["--held-out", 0.999], "too few"), (["--scored", 0], "no scored")):
+            result = run(target_folder, tmp_path / says, *options, *more)
+            assert result.exit_code == 2
+            assert says in result.output
 
     def test_a_draft_can_be_trained_further(self, target_folder, text_file, tmp_path):
         options = ["--text", text_file, "--steps", 10, "--head-tokens", 20]

@@ -230,6 +230,16 @@ def test_evaluation_of_the_target_itself_is_perfect(target):
     assert quality.positions == 63
 
 
+def test_what_is_held_out_depends_on_the_prompt_alone():
+    prompt = [5, 6, 7]
+    places = {Sequence(np.array(prompt + [answer] * 4), 3).place for answer in range(9)}
+    assert len(places) == 1  # all answers to one prompt lie on one side
+    pieces = [Sequence(np.array([5, answer, 7]), 1).place for answer in range(400)]
+    assert len(set(pieces)) == 400  # pieces of text are told by all of it
+    assert 0.4 < np.mean(pieces) < 0.6
+    assert Sequence(np.array(prompt, np.uint16), 3).place in places  # whatever the storage
+
+
 def test_shards_of_given_text_need_no_scores(tmp_path):
     write_shard(tmp_path, 0, [Sequence(np.arange(5), 2)])
     assert read_shard(tmp_path / "shard-00000.npz")[0].top_ids is None
