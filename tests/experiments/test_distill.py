@@ -52,12 +52,12 @@ class TestTool:
     def test_training_improves_the_draft_on_what_it_trained_on(self, target_folder, tmp_path):
         text = tmp_path / "text.txt"
         text.write_text(" ".join(f"w{i % 11}" for i in range(400)))
-        options = ["--text", text, "--window", 20, "--steps", 120, "--head-tokens", 30]
+        options = ["--text", text, "--window", 20, "--steps", 60, "--head-tokens", 30]
         options += ["--held-out", 0.3]
         result = run(target_folder, tmp_path / "draft", *options)
         assert result.exit_code == 0, result.output
         measured = history(tmp_path / "draft.work")
-        assert measured[-1]["overlap"] > measured[0]["overlap"] + 0.2
+        assert measured[-1]["overlap"] > measured[0]["overlap"] + 0.1
         assert measured[-1]["loss"] < measured[0]["loss"]
 
     @pytest.mark.parametrize("loss", ["kl", "kl+tv"])
