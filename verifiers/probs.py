@@ -189,8 +189,7 @@ def at(table: Tensor, tokens: Tensor) -> Tensor:
 
 def ratio(numerator: Tensor, denominator: Tensor, empty: float = 0.0) -> Tensor:
     """min(1, numerator / denominator) elementwise; 0/0 is ``empty``, x/0 is 1. Both >= 0."""
-    quotient = (numerator / denominator).clamp(max=1.0)
-    return quotient.masked_fill((numerator == 0) & (denominator == 0), empty)
+    return (numerator / denominator).nan_to_num(nan=empty).clamp(max=1.0)
 
 
 def positive_part(table: Tensor) -> Tensor:
@@ -209,16 +208,21 @@ def without(logits: Tensor, tokens: Tensor, where: Tensor | None = None) -> Tens
 
 def mask_tokens(logits: Tensor, tokens: Tensor, where: Tensor | None = None) -> Tensor:
     """``logits`` [b, V] with ``tokens`` [b, j] at -inf (only those with ``where`` [b, j])."""
-    if where is None:
+    if where is None or _surely_all(where):
         return logits.scatter(1, tokens, -math.inf)
     # scatter_add of 0 or -inf: unlike a scatter of old values it has no order among duplicates
     hidden = torch.zeros_like(tokens, dtype=logits.dtype).masked_fill(where, -math.inf)
     return logits.scatter_add(1, tokens, hidden)
 
 
+def _surely_all(where: Tensor) -> bool:
+    """True in every place, as far as that may be asked: then a plain, quicker scatter will do."""
+    return on_host(where) and bool(where.all())
+
+
 def exclude(table: Tensor, tokens: Tensor, where: Tensor | None = None) -> Tensor:
     """``table`` [b, V] >= 0 with 0 at ``tokens`` [b, j] (only those with ``where`` [b, j])."""
-    if where is None:
+    if where is None or _surely_all(where):
         return table.scatter(1, tokens, 0.0)
     # amin with 0 or inf: order-free among duplicates, as above
     cap = torch.full_like(tokens, math.inf, dtype=table.dtype).masked_fill(where, 0.0)
