@@ -18,12 +18,12 @@ from verifiers.draws import inverse_cdf
 from verifiers.probs import faulty
 
 if TYPE_CHECKING:
-    from sequoia.pair import Pair
+    from sequoia.pair import CheckedPair, Pair
 
 FALLBACK_TREE = "chain:5"
 
 
-def encode_prompt(prompt: Any, pair: Pair, max_length: int) -> list[int]:
+def encode_prompt(prompt: Any, pair: Pair | CheckedPair, max_length: int) -> list[int]:
     """Text, list of ids, or a [n] or [1, n] tensor -> checked token ids.
 
     Text gets the special tokens its tokenizer adds for plain text, but never a second one: what

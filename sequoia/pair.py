@@ -63,6 +63,58 @@ class Source:
         return local, self.gguf_file
 
 
+@dataclass(frozen=True)
+class CheckedPair:
+    """Two models that belong together, their weights not loaded yet: what :func:`load_pair` checks.
+
+    Prompts can be encoded with it (tokenizer, target_name, max_length and vocab_size are those of
+    the pair), so that a prompt too long is refused before a large model is read.
+    """
+
+    sources: tuple[Source, ...]  # target, draft
+    tokenizer: Any
+    max_length: int
+    options: dict[str, Any]  # dtype, device
+    device_map: Any
+
+    @property
+    def target_name(self) -> str:
+        return self.sources[0].name
+
+    @property
+    def vocab_size(self) -> int:
+        return min(source.config.vocab_size for source in self.sources)
+
+    def load(self) -> Pair:
+        """Read the weights; the same model given twice is loaded once."""
+        target, *drafts = self.sources
+        models: dict[Any, Any] = {}
+        for source in self.sources:
+            if source.location in models:
+                continue
+            own = {"target": models[target.location]} if models else {"device_map": self.device_map}
+            models[source.location] = load_model(
+                source.path,
+                gguf_file=source.gguf_file,
+                config=source.config,
+                max_length=self.max_length,
+                **own,
+                **self.options,
+            )
+        embedded = [source.name for source in self.sources] == [EMBEDDED, EMBEDDED]
+        shipped_tree = EMBEDDED_FOLDER / "tree.json"
+        return Pair(
+            tokenizer=self.tokenizer,
+            target=models[target.location],
+            draft=models[drafts[0].location] if drafts else None,
+            target_name=target.name,
+            draft_name=drafts[0].name if drafts else "",
+            stop_token_ids=stop_ids(target, self.tokenizer),
+            tree_file=str(shipped_tree) if embedded and shipped_tree.exists() else None,
+            max_length=self.max_length,
+        )
+
+
 def load_pair(
     target: str = EMBEDDED,
     draft: str | None = EMBEDDED,
@@ -83,6 +135,30 @@ def load_pair(
     Raises ValueError, before weights are loaded, for a model or family that cannot be used,
     tokenizers that differ (names the tokens), and a context that does not fit into memory.
     """
+    return check_pair(
+        target,
+        draft,
+        dtype=dtype,
+        device=device,
+        device_map=device_map,
+        max_length=max_length,
+        gguf_file=gguf_file,
+        draft_gguf_file=draft_gguf_file,
+    ).load()
+
+
+def check_pair(
+    target: str = EMBEDDED,
+    draft: str | None = EMBEDDED,
+    *,
+    dtype: Any = "auto",
+    device: Any = None,
+    device_map: Any = None,
+    max_length: int | None = None,
+    gguf_file: str | None = None,
+    draft_gguf_file: str | None = None,
+) -> CheckedPair:
+    """All of :func:`load_pair` but the weights, with the same arguments and errors."""
     sources = [find_source(target, gguf_file, "target")]
     if draft is not None:
         sources.append(find_source(draft, draft_gguf_file, "draft"))
@@ -95,31 +171,11 @@ def load_pair(
     tokenizer = load_tokenizer(sources[0])
     if len(sources) == 2:
         check_same_tokens(sources[0], sources[1], tokenizer)
-    distinct = {source.location: source for source in sources}
     if device_map is None:
+        distinct = {source.location: source for source in sources}
         check_memory(list(distinct.values()), dtype, device, max_length)
-
-    common: dict[str, Any] = {"dtype": dtype, "device": device, "max_length": max_length}
-    models: dict[Any, Any] = {}
-    for source in sources:
-        if source.location in models:
-            continue
-        own = {"device_map": device_map} if not models else {"target": models[sources[0].location]}
-        models[source.location] = load_model(
-            source.path, gguf_file=source.gguf_file, config=source.config, **own, **common
-        )
-    embedded = [source.name for source in sources] == [EMBEDDED, EMBEDDED]
-    shipped_tree = EMBEDDED_FOLDER / "tree.json"
-    return Pair(
-        tokenizer=tokenizer,
-        target=models[sources[0].location],
-        draft=models[sources[1].location] if draft is not None else None,
-        target_name=sources[0].name,
-        draft_name=sources[1].name if draft is not None else "",
-        stop_token_ids=stop_ids(sources[0], tokenizer),
-        tree_file=str(shipped_tree) if embedded and shipped_tree.exists() else None,
-        max_length=max_length,
-    )
+    options = {"dtype": dtype, "device": device}
+    return CheckedPair(tuple(sources), tokenizer, max_length, options, device_map)
 
 
 def find_source(name: str, gguf_file: str | None, role: str) -> Source:

@@ -76,7 +76,7 @@ def generate(
     from sequoia.cli.measure import baseline_params, numbers, table, timed
     from sequoia.cli.session import load, make_decoder, note, prompt_ids
 
-    pair = load(models, trees, params)
+    pair = load(models, trees, params, text, chat)
     ids = prompt_ids(pair, text, chat)
     length = min(pair.max_length, len(ids) + params.max_new_tokens)
     decoder = make_decoder(pair, trees, models, length)

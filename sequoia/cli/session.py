@@ -15,7 +15,7 @@ from sequoia.cli.options import EMBEDDED, NO_DRAFT, ModelOptions, TreeOptions
 if TYPE_CHECKING:
     from sequoia.config import SamplingParams
     from sequoia.decoder import SpeculativeDecoder
-    from sequoia.pair import Pair
+    from sequoia.pair import CheckedPair, Pair
 
 DEFAULT_VERIFIER = "rrs_wor"
 
@@ -25,8 +25,15 @@ def note(message: str) -> None:
     click.echo(message, err=True)
 
 
-def load(models: ModelOptions, trees: TreeOptions, params: SamplingParams | None = None) -> Pair:
-    """Check the request, then load the pair, with progress on stderr. ValueError as load_pair."""
+def load(
+    models: ModelOptions,
+    trees: TreeOptions,
+    params: SamplingParams | None = None,
+    prompt: str | None = None,
+    chat: bool = False,
+) -> Pair:
+    """Check the request, a prompt (see :func:`prompt_ids`) included, then load the pair, with
+    progress on stderr. ValueError as load_pair."""
     draft = _draft_name(models)
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is first imported
@@ -36,20 +43,23 @@ def load(models: ModelOptions, trees: TreeOptions, params: SamplingParams | None
 
     import torch
 
-    from sequoia import load_pair
+    from sequoia.pair import check_pair
 
     if models.threads is not None:
         torch.set_num_threads(models.threads)
     names = models.target if draft is None else f"{models.target} + draft {draft}"
     note(f"loading {names} ...")
     start = time.perf_counter()
-    pair = load_pair(
+    checked = check_pair(
         models.target,
         draft,
         dtype=models.dtype if models.dtype == "auto" else getattr(torch, models.dtype),
         device=models.device,
         max_length=models.max_length,
     )
+    if prompt is not None:
+        prompt_ids(checked, prompt, chat)
+    pair = checked.load()
     note(f"loaded in {time.perf_counter() - start:.1f} s")
     return pair
 
@@ -73,7 +83,7 @@ def verifier_name(trees: TreeOptions, tree_file: str | None = None) -> str:
     return trees.verifier or tuned_verifier(trees.tree, tree_file) or DEFAULT_VERIFIER
 
 
-def chat_ids(pair: Pair, messages: list[dict[str, str]]) -> list[int]:
+def chat_ids(pair: Pair | CheckedPair, messages: list[dict[str, str]]) -> list[int]:
     """Token ids of a conversation in the target's own template, ready for its answer."""
     tokenizer = pair.tokenizer
     if not getattr(tokenizer, "chat_template", None):
@@ -85,7 +95,7 @@ def chat_ids(pair: Pair, messages: list[dict[str, str]]) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def prompt_ids(pair: Pair, text: str, chat: bool) -> list[int]:
+def prompt_ids(pair: Pair | CheckedPair, text: str, chat: bool) -> list[int]:
     """Token ids of one prompt, as the user message of a chat or as plain text."""
     from sequoia.inputs import encode_prompt
 

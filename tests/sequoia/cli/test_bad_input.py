@@ -69,7 +69,7 @@ def test_a_prompt_file_that_is_missing_or_no_text(refused, tmp_path, no_weights)
     assert "UTF-8" in refused("generate", "--file", str(binary))
 
 
-def test_a_prompt_longer_than_the_model(refused, pair_options):
+def test_a_prompt_longer_than_the_model(refused, pair_options, no_weights):
     line = refused("generate", "--prompt", "x" * 300, *pair_options)
     assert "300" in line
     assert "256" in line
