@@ -22,7 +22,7 @@ from sequoia.inputs import (
     verifier_label,
 )
 from sequoia.memory import check_tree_memory
-from sequoia.outputs import FinishReason, GenerationOutput, Observer, StepRecord
+from sequoia.outputs import GenerationOutput, Observer, StepRecord
 from sequoia.pair import Pair
 from sequoia.replay import BUCKET, choose_replay
 from sequoia.step import SequenceState, Step, StepResult
@@ -94,15 +94,19 @@ class SpeculativeDecoder:
         generation and returns what is there, with finish reason "interrupt".
         """
         run = self.start(prompt, params, observer)
+
+        def show(token_ids: list[int]) -> None:
+            if streamer is not None and token_ids:
+                streamer.put(torch.tensor(token_ids))
+
         if streamer is not None:
             streamer.put(torch.tensor([run.prompt_ids]))
         try:
             for _ in run:
-                released = run.watch.release()
-                if streamer is not None and released:
-                    streamer.put(torch.tensor(released))
+                show(run.watch.release())
         except KeyboardInterrupt:
-            run.finish_reason = "interrupt"
+            run.interrupt()
+            show(run.watch.release())
         if streamer is not None:
             streamer.end()
         return run.output()
@@ -230,7 +234,6 @@ class Generation:
             params.stop,
         )
         self.accepted_per_step: list[int] = []
-        self.finish_reason: FinishReason | None = None
         self.seed = params.seed
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -244,7 +247,6 @@ class Generation:
             step, result = decoder.advance(n, remaining, self)
             kept = watch.push(result.emitted)
             self.accepted_per_step.append(min(result.num_accepted, len(kept)))
-            self.finish_reason = watch.finish_reason
             if self.observer is not None:
                 self.observer(self._record(step, result))
             yield kept
@@ -263,16 +265,20 @@ class Generation:
             emitted=result.emitted,
         )
 
+    def interrupt(self) -> None:
+        """End here; what was held back in case it became a stop string may be shown now."""
+        self.watch.finish_reason = self.watch.finish_reason or "interrupt"
+
     def text(self) -> str:
         """The text that may be shown so far (see ``StopWatch.text``)."""
-        return self.watch.text(final=self.finish_reason is not None)
+        return self.watch.text(final=self.watch.finish_reason is not None)
 
     def output(self) -> GenerationOutput:
         decoder = self.decoder
         return GenerationOutput(
             token_ids=list(self.watch.token_ids),
             text=self.watch.text(final=True),
-            finish_reason=self.finish_reason or "interrupt",
+            finish_reason=self.watch.finish_reason or "interrupt",
             num_prompt_tokens=len(self.prompt_ids),
             accepted_per_step=list(self.accepted_per_step),
             verifier=verifier_label(decoder.verifier, self.params.greedy),

@@ -55,7 +55,7 @@ def timed(
             if show is not None:
                 emit(run.text())
     except KeyboardInterrupt:
-        run.finish_reason = "interrupt"
+        run.interrupt()
     seconds = time.perf_counter() - start
     output = run.output()
     emit(output.text)

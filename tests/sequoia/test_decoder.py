@@ -157,8 +157,12 @@ def test_an_interrupt_returns_what_is_there_and_leaves_the_decoder_usable(decode
         if len(steps) == 3:
             raise KeyboardInterrupt
 
-    output = decoder.generate([1, 2], GREEDY, observer=interrupt)
+    recorder = Recorder()
+    output = decoder.generate([1, 2], GREEDY, recorder, observer=interrupt)
     assert output.finish_reason == "interrupt"
+    streamed = [token for chunk in recorder.chunks[1:] for token in chunk]
+    assert streamed == output.token_ids  # those of the interrupted step too
+    assert recorder.ended
     assert output.num_steps == 3
     assert output.token_ids == expected[: len(output.token_ids)] != []
     assert decoder.generate([1, 2], GREEDY).token_ids == expected
