@@ -267,7 +267,7 @@ class Generation:
 
     def interrupt(self) -> None:
         """End here; what was held back in case it became a stop string may be shown now."""
-        self.watch.finish_reason = self.watch.finish_reason or "interrupt"
+        self.watch.finish_reason = "interrupt"
 
     def text(self) -> str:
         """The text that may be shown so far (see ``StopWatch.text``)."""

@@ -91,11 +91,13 @@ class GraphReplay:
             step.run(bucket)
             return
         if full_key not in self._graphs:
+            stream = torch.cuda.current_stream()
             try:
                 self._graphs[full_key] = self._capture(step, bucket)
             except torch.cuda.OutOfMemoryError:
                 raise
             except RuntimeError as error:
+                torch.cuda.set_stream(stream)  # a refused capture does not put it back
                 self._go_on_eagerly(error)
                 step.run(bucket)
                 return
@@ -104,6 +106,8 @@ class GraphReplay:
 
     def _go_on_eagerly(self, error: RuntimeError) -> None:
         """A refused capture has run nothing, so the step can still be run."""
+        while isinstance(error.__context__, RuntimeError):  # ending a broken capture fails again
+            error = error.__context__
         reason = f"the step cannot be captured: {str(error).strip().splitlines()[0]}"
         self._refused, self.description = True, f"eager ({reason})"
         self._graphs.clear()

@@ -62,11 +62,11 @@ class StopWatch:
         become, or be part of, a stop string.
         """
         end = len(self.token_ids)
-        if self.stop:
-            shown = len(self.text(final=self.finish_reason is not None))
-            end = self._released
-            while end < len(self.token_ids) and self._length(end + 1) <= shown:
-                end += 1
+        finished = self.finish_reason is not None
+        if self.stop and not (finished and self._stop_string_at() is None):
+            shown = len(self.text(final=finished))
+            while end > self._released and self._length(end) > shown:
+                end -= 1
         released = self.token_ids[self._released : end]
         self._released = end
         return released

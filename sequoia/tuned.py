@@ -37,7 +37,9 @@ class Tuned:
     def load(cls, path: str | Path) -> Tuned:
         """ValueError for a file that is no tune result, naming it."""
         tree, about = read_tree(Path(path))
-        if about.pop("format", None) != FORMAT or not isinstance(about.get("verifier"), str):
+        whole = isinstance(about.get("verifier"), str)
+        whole = whole and isinstance(about.get("provenance") or {}, dict)
+        if about.pop("format", None) != FORMAT or not whole:
             raise ValueError(f'{path}: not a result of `sequoia tune` (no "format": "{FORMAT}")')
         return cls(
             tree,
@@ -54,7 +56,8 @@ class Tuned:
         return [
             f"{role} {tuned_for[role]}"
             for role, name in names.items()
-            if tuned_for[role] is not None
+            if name
+            and tuned_for[role] is not None
             and Path(str(tuned_for[role])).name != Path(str(name)).name
         ]
 

@@ -17,7 +17,7 @@ from experiments.distillation.draft import (
     read_tensors,
 )
 from experiments.distillation.report import plot_history, write_card
-from experiments.distillation.store import Sequence, read_store
+from experiments.distillation.store import Sequence, read_shard, read_store
 from experiments.distillation.targets import has_scores, score_store
 from experiments.distillation.text import (
     check_text,
@@ -126,14 +126,14 @@ def stored_top(target: Target, plan: TextPlan) -> int:
 
 def store_targets(
     target: Target, sequences: list[Sequence], plan: TextPlan, work: Path, accelerator: Any
-) -> list[Sequence]:
-    """Stage targets: the top log-probabilities of every answer position, once. Returns the
-    sequences that are left without."""
+) -> tuple[list[Path], list[Sequence]]:
+    """Stage targets: the top log-probabilities of every answer position, once. Returns the shards
+    that hold them, and the sequences that are left without."""
     top = stored_top(target, plan)
     known = [has_scores(s, top) for s in sequences]
     fresh = [i for i, scored in enumerate(known) if not scored][: plan.scored]
     chosen = {i for i, scored in enumerate(known) if scored} | set(fresh)
-    score_store(
+    shards = score_store(
         target.model,
         [s for i, s in enumerate(sequences) if i in chosen],
         work / "targets",
@@ -143,26 +143,28 @@ def store_targets(
         world=accelerator.num_processes,
     )
     accelerator.wait_for_everyone()
-    return [s for i, s in enumerate(sequences) if i not in chosen]
+    return shards, [s for i, s in enumerate(sequences) if i not in chosen]
 
 
 def split_store(
-    work: Path, unscored: list[Sequence], plan: TextPlan
+    shards: list[Path], unscored: list[Sequence], plan: TextPlan
 ) -> tuple[list[Sequence], list[Sequence]]:
     """(training, held-out) sequences. Which are held out depends on their prompts only, so that a
     draft trained further (``--init``), on more text, is not measured on what it has seen.
 
     Unscored ones join the training as they are; held-out ones among them are not used at all.
     """
-    scored = list(read_store(work / "targets"))
+    scored = [sequence for path in shards for sequence in read_shard(path)]
     if not scored:
         raise ValueError("no scored sequence to measure on: let at least some be scored")
     share = max(plan.held_out, min(s.place for s in scored))  # at least one is held out
     held_out = [s for s in scored if s.place <= share]
     train = [s for s in scored + unscored if s.place > share]
     if not train:
+        prompts = len({s.place for s in scored})
         raise ValueError(
-            f"{len(scored)} scored sequences are too few to hold out {plan.held_out:.0%}"
+            f"nothing is left to train on: {len(scored)} scored sequences of {prompts} prompts are "
+            f"too few to hold out {plan.held_out:.1%}, and at least one prompt; give more prompts"
         )
     return train, held_out
 
@@ -223,10 +225,10 @@ def distil(
     sequences = gather_text(target, text_plan, work, accelerator)
     if until == "text":
         return None
-    unscored = store_targets(target, sequences, text_plan, work, accelerator)
+    shards, unscored = store_targets(target, sequences, text_plan, work, accelerator)
     if until == "targets":
         return None
-    train, held_out = split_store(work, unscored, text_plan)
+    train, held_out = split_store(shards, unscored, text_plan)
     draft = build_draft(target, shape, train, init)
     trainer = Trainer(draft, train, held_out, plan, work, accelerator)
     del target.model  # the draft keeps what it shares

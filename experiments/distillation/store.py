@@ -93,6 +93,9 @@ def read_shard(path: Path) -> list[Sequence]:
         lengths, prompts = data["lengths"], data["prompt_lengths"]
         ids = data.get("top_ids")
         logprobs = data.get("top_logprobs")
+    answers = int(np.sum(lengths) - np.sum(prompts))
+    if (ids is None) != (logprobs is None) or (ids is not None and len(ids) != answers):
+        raise ValueError(f"top_ids and top_logprobs must both have a row for each of {answers}")
     out, start, row = [], 0, 0
     for length, prompt in zip(lengths.tolist(), prompts.tolist(), strict=True):
         answers = length - prompt

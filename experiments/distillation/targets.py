@@ -48,11 +48,12 @@ def score_store(
     batch_size: int = 4,
     rank: int = 0,
     world: int = 1,
-) -> None:
+) -> list[Path]:
     """Fill ``folder`` with scored shards; shards already there are kept (resume), and so are
     scores that a sequence brings along.
 
-    Raises ValueError when they hold other text or another ``top`` than asked for.
+    Returns the shards that hold these sequences, every process's: ``folder`` may hold more, of
+    another run. Raises ValueError when they hold other text or another ``top`` than asked for.
     """
     folder.mkdir(parents=True, exist_ok=True)
     starts = list(range(0, len(sequences), shard_size))
@@ -69,11 +70,13 @@ def score_store(
             scored += score(target, fresh[first : first + batch_size], top)
         scored.sort(key=lambda s: len(s.tokens))
         write_shard(folder, index, scored)
+    return [shard_path(folder, index) for index in range(len(starts))]
 
 
 def has_scores(sequence: Sequence, top: int) -> bool:
     """The sequence knows the target's ``top`` most probable tokens."""
-    return sequence.top_ids is not None and sequence.top_ids.shape[1] == top
+    both = sequence.top_ids is not None and sequence.top_logprobs is not None
+    return both and sequence.top_ids.shape[1] == top  # type: ignore[union-attr]
 
 
 def _check_same(stored: list[Sequence], wanted: list[Sequence], top: int, path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -33,14 +34,13 @@ def read_text(path: Path, tokenizer: Any, window: int) -> list[Sequence]:
     Plain text: a blank line ends nothing; every window of ``window`` tokens is one sequence whose
     first token is its prompt. Raises ValueError for a file without usable text.
     """
-    if path.is_dir() and shard_files(path):
-        sequences = list(read_store(path))
-    elif not path.is_file():
+    is_store = path.is_dir() and bool(shard_files(path))
+    if not path.is_file() and not is_store:
         raise ValueError(f"text file {str(path)!r} does not exist, nor is it a folder of shards")
-    elif path.suffix == ".npz":
+    if is_store or path.suffix == ".npz":
         try:
-            sequences = read_shard(path)
-        except (KeyError, ValueError, OSError) as error:
+            sequences = list(read_store(path)) if is_store else read_shard(path)
+        except (KeyError, ValueError, OSError, EOFError, BadZipFile) as error:
             raise ValueError(
                 f"{str(path)!r} holds no tokens, lengths and prompt_lengths: {error}"
             ) from error
@@ -105,6 +105,12 @@ def answer(
     width, pad = max(map(len, prompts)), stop_ids[0] if stop_ids else 0
     ids = torch.tensor([[pad] * (width - len(p)) + p for p in prompts], device=device)
     mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
+    tops = []  # one of [b, top] a step
+
+    def watch(_: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        tops.append(top_logprobs(logits, top))  # called before temperature is applied
+        return logits
+
     draw = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
     out = target.generate(
         input_ids=ids,
@@ -112,15 +118,13 @@ def answer(
         max_new_tokens=max_new_tokens,
         pad_token_id=pad,
         eos_token_id=stop_ids or None,
-        output_logits=True,
-        return_dict_in_generate=True,
+        logits_processor=[watch],
         **(draw if temperature > 0 else {"do_sample": False}),
     )
-    tops = [top_logprobs(logits, top) for logits in out.logits]  # one of [b, top] a step
     ids = np.stack([step_ids for step_ids, _ in tops], 1)  # [b, steps, top]
     logprobs = np.stack([values for _, values in tops], 1)
     sequences = []
-    for i, (prompt, row) in enumerate(zip(prompts, out.sequences[:, width:].tolist(), strict=True)):
+    for i, (prompt, row) in enumerate(zip(prompts, out[:, width:].tolist(), strict=True)):
         ends = [place for place, token in enumerate(row) if token in stop_ids]
         row = row[: ends[0] + 1] if ends else row
         known = ids[i, : len(row)], logprobs[i, : len(row)]

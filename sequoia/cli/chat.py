@@ -41,10 +41,9 @@ def chat(
     """
     params = sampling.params()
 
-    from sequoia.cli.session import chat_ids, load, make_decoder, note
+    from sequoia.cli.session import load, make_decoder, note
 
-    pair = load(models, trees, params)
-    chat_ids(pair, [{"role": "user", "content": "Hello"}])  # refuses a model without a template
+    pair = load(models, trees, params, "Hello", chat=True)  # refuses a model without a template
     decoder = make_decoder(pair, trees, models, models.max_length)
     note(HELP)
     conversation = Conversation(pair, decoder, params, system)

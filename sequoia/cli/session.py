@@ -99,9 +99,8 @@ def prompt_ids(pair: Pair | CheckedPair, text: str, chat: bool) -> list[int]:
     """Token ids of one prompt, as the user message of a chat or as plain text."""
     from sequoia.inputs import encode_prompt
 
-    if chat:
-        return chat_ids(pair, [{"role": "user", "content": text}])
-    return encode_prompt(text, pair, pair.max_length)
+    prompt = chat_ids(pair, [{"role": "user", "content": text}]) if chat else text
+    return encode_prompt(prompt, pair, pair.max_length)
 
 
 def _draft_name(models: ModelOptions) -> str | None:

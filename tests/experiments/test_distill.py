@@ -105,6 +105,61 @@ class TestTool:
             assert result.exit_code == 2
             assert says in result.output
 
+    def test_what_another_run_left_in_the_work_folder_is_not_used(
+        self, target_folder, text_file, tmp_path
+    ):
+        def count(out, *options):
+            work = ["--work", tmp_path / "work"]
+            result = run(target_folder, out, "--steps", 2, "--held-out", 0.1, *work, *options)
+            (tmp_path / "work" / "checkpoint.pt").unlink(missing_ok=True)
+            return result, (out / "README.md").read_text() if out.exists() else ""
+
+        many = tmp_path / "many.npz"
+        rng = np.random.default_rng(9)
+        np.savez(
+            many,
+            tokens=rng.integers(0, VOCAB, size=1000).astype(np.uint16),
+            lengths=np.full(100, 10, np.int32),
+            prompt_lengths=np.full(100, 3, np.int32),
+        )
+        train = sum(s.place > 0.1 for s in read_shard(many))
+        for name, options in (("all", []), ("some", ["--scored", 64])):
+            result, card = count(tmp_path / name, "--text", many, *options)
+            assert result.exit_code == 0, result.output
+            assert f"{train} sequences" in card
+        result, _ = count(tmp_path / "other", "--text", text_file, "--scored", 0)
+        assert result.exit_code == 2
+        assert "no scored" in result.output
+
+    def test_one_prompt_cannot_be_split(self, target_folder, tmp_path):
+        prompts = tmp_path / "prompts.txt"
+        prompts.write_text("w3 w4 w5\n")
+        options = ["--prompts", prompts, "--samples", 4, "--max-new-tokens", 4, "--steps", 2]
+        result = run(target_folder, tmp_path / "draft", *options)
+        assert result.exit_code == 2
+        assert "of 1 prompts" in result.output
+
+    @pytest.mark.parametrize("fault", ["empty", "cut", "no lengths", "ids only", "few rows"])
+    def test_broken_text_is_one_clear_line(self, target_folder, tmp_path, fault):
+        arrays = {"tokens": np.arange(20) % VOCAB, "lengths": [10, 10], "prompt_lengths": [2, 2]}
+        if fault == "no lengths":
+            del arrays["lengths"]
+        elif fault in ("ids only", "few rows"):
+            arrays["top_ids"] = np.zeros((16 if fault == "ids only" else 9, 4), np.uint32)
+        if fault == "few rows":
+            arrays["top_logprobs"] = np.zeros((9, 4), np.float16)
+        folder = tmp_path / "store"
+        folder.mkdir()
+        shard = folder / "shard-00000.npz"
+        np.savez(shard, **arrays)
+        data = shard.read_bytes()
+        shard.write_bytes({"empty": b"", "cut": data[:-50]}.get(fault, data))
+        for text in (folder, shard):
+            result = run(target_folder, tmp_path / "draft", "--text", text)
+            assert result.exit_code == 2, result.output
+            assert str(text) in result.output.replace("\n", "")
+            assert "Traceback" not in result.output
+
     def test_a_draft_can_be_trained_further(self, target_folder, text_file, tmp_path):
         options = ["--text", text_file, "--steps", 10, "--head-tokens", 20]
         assert run(target_folder, tmp_path / "first", *options).exit_code == 0

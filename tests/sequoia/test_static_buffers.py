@@ -73,6 +73,9 @@ def test_buffers_stay_where_they_are_over_200_steps(pair):
     assert len(decoder._steps) == 3  # a tree of three levels, of two and of one near each end
 
 
+REAL_GRAPH = torch.cuda.graph
+
+
 class FakeGraph:
     """What a capture records: calls of `Step.run`, carried out when replayed and not before."""
 
@@ -112,6 +115,7 @@ class FakeCuda:
             "Stream": FakeStream,
             "current_stream": lambda: current,
             "stream": lambda stream: nullcontext(),
+            "set_stream": lambda stream: None,
             "CUDAGraph": self.make,
             "graph": self.capture,
         }.items():
@@ -185,6 +189,46 @@ def test_a_step_that_cannot_be_captured_goes_on_eagerly_and_says_why(pair, fake,
     assert len(refusals) == len(warned) == 1
     assert "eager (the step cannot be captured" in decoder.replay.description
     assert "more" not in decoder.replay.description
+
+
+def test_a_broken_capture_leaves_no_stream_behind_and_its_own_reason(pair, fake, monkeypatch):
+    """torch's context ends a broken capture with an error of its own, before it puts the stream
+    back: that is how torch.cuda.graph is written, checked here on the real one."""
+    entered, current = [], []
+
+    class Capture(nullcontext):
+        def __init__(self, stream):
+            super().__init__()
+            entered.append(stream)
+
+    class BrokenGraph:
+        def capture_begin(self, *args, **options):
+            pass
+
+        def capture_end(self):
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+    for name in ("synchronize", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda *args: None)
+    monkeypatch.setattr(torch._C, "_host_emptyCache", lambda: None, raising=False)
+    monkeypatch.setattr(torch.cuda, "graph", REAL_GRAPH)
+    monkeypatch.setattr(torch.cuda, "stream", Capture)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", BrokenGraph)
+    monkeypatch.setattr(torch.cuda, "set_stream", current.append)
+    decoder = SpeculativeDecoder(pair, "chain:3", max_length=100)
+    decoder.replay = GraphReplay()
+    run, before = Step.run, torch.cuda.current_stream()
+
+    def refuse(step, bucket):
+        if len(entered) == 2:  # the warm-up's, then the capture's
+            entered.append(None)
+            raise RuntimeError("not permitted when stream is capturing")
+        run(step, bucket)
+
+    monkeypatch.setattr(Step, "run", refuse)
+    with pytest.warns(UserWarning, match="not permitted when stream is capturing"):
+        decoder.generate(prompt(5), SamplingParams(max_new_tokens=40, seed=1))
+    assert current == [before]
 
 
 def test_a_capture_out_of_memory_is_no_reason_to_go_on(pair, fake, monkeypatch):

@@ -85,3 +85,38 @@ def test_without_stop_strings_every_token_is_released_at_once():
     assert seen.release() == [65, 66]
     seen.push([67])
     assert seen.release() == [67]
+
+
+class PendingBytes(ByteTokenizer):
+    """Each byte of an unfinished character is shown by itself, as byte-fallback decoders do."""
+
+    def decode(self, ids, **options):
+        data = bytes(ids)
+        for cut in range(4):
+            try:
+                return data[: len(data) - cut].decode() + "\ufffd" * cut
+            except UnicodeDecodeError:
+                continue
+        raise AssertionError(data)
+
+
+@pytest.mark.parametrize("reason", ["length", "interrupt"])
+def test_at_the_end_every_token_has_been_released(reason):
+    ids = list("ab\U0001f600".encode())  # while it is pending, longer than when it is whole
+    watch = StopWatch(PendingBytes(), len(ids) if reason == "length" else 99, (), ("zzz",))
+    released = []
+    for token in ids:
+        watch.push([token])
+        released += watch.release()
+    if reason == "interrupt":
+        watch.finish_reason = reason
+        released += watch.release()
+    assert released == watch.token_ids == ids
+    assert watch.finish_reason == reason
+
+
+def test_a_stop_token_is_released_with_stop_strings_as_without():
+    for stop in ((), ("zzz",)):
+        watch = StopWatch(ByteTokenizer(), 99, (ord("b"),), stop)
+        watch.push([ord("a"), ord("b")])
+        assert watch.release() == watch.token_ids == [ord("a"), ord("b")]

@@ -73,6 +73,7 @@ def test_a_prompt_longer_than_the_model(refused, pair_options, no_weights):
     line = refused("generate", "--prompt", "x" * 300, *pair_options)
     assert "300" in line
     assert "256" in line
+    assert "256" in refused("generate", "--chat", "--prompt", "x" * 300, *pair_options)
 
 
 def test_a_missing_model_folder(refused, draft, tmp_path, no_weights):
@@ -117,10 +118,10 @@ def test_pickled_weights_only(refused, draft, tmp_path):
     assert "safetensors" in line or "pickle" in line
 
 
-def test_chat_with_a_base_model(refused, draft, tmp_path):
+def test_chat_with_a_base_model(refused, draft, tmp_path, no_weights):
     folder = save_model(tmp_path / "base", seed=0, template=None)
-    line = refused("generate", "--prompt", "Hi", "--chat", "--target", folder, "--draft", draft)
-    assert "chat template" in line
+    for command in (["generate", "--prompt", "Hi", "--chat"], ["chat"]):
+        assert "chat template" in refused(*command, "--target", folder, "--draft", draft)
 
 
 def test_a_growmap_whose_views_disagree(refused, pair_options, no_weights, tmp_path):

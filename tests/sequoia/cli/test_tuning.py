@@ -156,9 +156,12 @@ def test_no_speculation_is_a_result_that_generate_takes(run, pair_options, tmp_p
 
 
 def test_auto_files_that_are_none(refused, pair_options, tmp_path):
-    plain = tmp_path / "plain.json"
+    plain, odd = tmp_path / "plain.json", tmp_path / "odd.json"
     plain.write_text('{"parents": [-1, 0]}')
-    for name, word in ((plain, "sequoia tune"), (tmp_path / "no.json", "no tree file")):
+    tuned(odd, [-1, 0])
+    odd.write_text(odd.read_text().replace('"provenance": {}', '"provenance": "mine"'))
+    files = ((plain, "sequoia tune"), (odd, "sequoia tune"), (tmp_path / "no.json", "no tree file"))
+    for name, word in files:
         line = refused("generate", "--prompt", "x", "--tree", f"auto:{name}", *pair_options)
         assert word in line
         assert name.name in line
