@@ -22,7 +22,7 @@ EPILOG = """\b
 Examples:
   # the shipped draft, from text that is there
   python -m experiments.distill --target embedded --text distill_text.npz --out draft
-      --layers 2 --head-tokens 8192 --steps 4000
+      --layers 2 --head-tokens 4096 --steps 4000
   # a narrow draft with its own embeddings: an ordinary model for any program
   python -m experiments.distill --target FOLDER --out draft --width 256 --own-embeddings
   # several GPUs
