@@ -80,17 +80,25 @@ def inverse_cdf(weights: Tensor, u: Tensor) -> Tensor:
     return _invert(weights, sums, targets).view(u.shape)
 
 
+def mass_left(rows: RowsLike, tokens: Tensor, where: Tensor | None = None) -> Tensor | None:
+    """Weights [b, V] of rows [b] without ``tokens`` [b, j] (only those with ``where``), by removing
+    their mass: in host memory that saves another softmax. None where that is not to be had: on a
+    device, or if so little mass is left in a row that some of it may have underflowed.
+    """
+    if on_host(tokens):
+        weights = exclude(rows.probs, tokens, where)
+        if bool((weights.sum(-1) >= PLENTY).all()):
+            return weights
+    return None
+
+
 def draw_without(rows: RowsLike, tokens: Tensor, where: Tensor | None, u: Tensor) -> Tensor:
     """Draw from rows [b] without ``tokens`` [b, j] (only those with ``where``): u [b] -> [b].
 
-    The law is that of :func:`probs.without`. In host memory the drawn mass is removed instead of
-    taking another softmax, unless so little mass is left in a row that some may have underflowed.
+    The law is that of :func:`probs.without`.
     """
-    if on_host(u):
-        weights = exclude(rows.probs, tokens, where)
-        if bool((weights.sum(-1) >= PLENTY).all()):
-            return inverse_cdf(weights, u)
-    return inverse_cdf(without(rows.logits, tokens, where), u)
+    weights = mass_left(rows, tokens, where)
+    return inverse_cdf(without(rows.logits, tokens, where) if weights is None else weights, u)
 
 
 def _invert(weights: Tensor, sums: Tensor, targets: Tensor) -> Tensor:

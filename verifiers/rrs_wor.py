@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from .base import Drafted, Plan
-from .draws import PLENTY, inverse_cdf
+from .draws import inverse_cdf, mass_left
 from .plans import no_hub, planned
-from .probs import RowsLike, exclude, mask_tokens, on_host
+from .probs import RowsLike, mask_tokens, on_host
 from .rrs import plan_recursive
 
 
@@ -45,16 +45,9 @@ class RrsWor:
 
 
 def weights_left(rows: RowsLike, tried: Tensor) -> Tensor:
-    """Weights [b, V] of the next child, in proportion to :func:`remaining`.
-
-    In host memory the drawn mass is removed instead of taking another softmax, unless so little of
-    it is left in a row that some of its probabilities may have underflowed.
-    """
-    if on_host(tried):
-        weights = exclude(rows.probs, tried)
-        if bool((weights.sum(-1) >= PLENTY).all()):
-            return weights
-    return remaining(rows.logits, tried)
+    """Weights [b, V] of the next child, in proportion to :func:`remaining`."""
+    weights = mass_left(rows, tried)
+    return remaining(rows.logits, tried) if weights is None else weights
 
 
 def remaining(logits: Tensor, tried: Tensor) -> Tensor:

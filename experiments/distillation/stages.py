@@ -130,12 +130,11 @@ def store_targets(
     """Stage targets: the top log-probabilities of every answer position, once. Returns the shards
     that hold them, and the sequences that are left without."""
     top = stored_top(target, plan)
-    known = [has_scores(s, top) for s in sequences]
-    fresh = [i for i, scored in enumerate(known) if not scored][: plan.scored]
-    chosen = {i for i, scored in enumerate(known) if scored} | set(fresh)
+    fresh = [i for i, s in enumerate(sequences) if not has_scores(s, top)]
+    left_out = set() if plan.scored is None else set(fresh[plan.scored :])
     shards = score_store(
         target.model,
-        [s for i, s in enumerate(sequences) if i in chosen],
+        [s for i, s in enumerate(sequences) if i not in left_out],
         work / "targets",
         top=top,
         batch_size=plan.batch_size,
@@ -143,7 +142,7 @@ def store_targets(
         world=accelerator.num_processes,
     )
     accelerator.wait_for_everyone()
-    return shards, [s for i, s in enumerate(sequences) if i not in chosen]
+    return shards, [sequences[i] for i in sorted(left_out)]
 
 
 def split_store(

@@ -75,8 +75,7 @@ def score_store(
 
 def has_scores(sequence: Sequence, top: int) -> bool:
     """The sequence knows the target's ``top`` most probable tokens."""
-    both = sequence.top_ids is not None and sequence.top_logprobs is not None
-    return both and sequence.top_ids.shape[1] == top  # type: ignore[union-attr]
+    return sequence.top_ids is not None and sequence.top_ids.shape[1] == top
 
 
 def _check_same(stored: list[Sequence], wanted: list[Sequence], top: int, path: Path) -> None:
